@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import pytest
 
@@ -14,6 +15,7 @@ from planner.plan.prediction.predict import predict
 from planner.plan.prediction.walk.repeated_blocks import block_keys, repeated_blocks
 from planner.pricing.liveness import liveness
 from planner.sharding.update import Update
+from planner.strategy_search.request.offload import Offload
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
 from tests.unit.plan.plans import BY_HAND, plan_named
@@ -72,6 +74,44 @@ def test_so_it_is_where_stages_are_alike(recompute: str, monkeypatch: pytest.Mon
     found = repeated_blocks(block_keys(bound, liveness(bound.graph)))
     assert any(stages[block] != stages[like] for block, like in found.items())
     all_visited(bound, monkeypatch)
+
+
+OFFLOADS = (
+    ("none", Offload(saved=("host",))),
+    ("full", Offload(activations=("host",))),
+    ("full", Offload(activations=("host",), optimizer=("host",), weights=("host",))),
+)
+"""Recomputation, and what is offloaded."""
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(("recompute", "offload"), OFFLOADS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_so_it_is_where_blocks_offload(
+    ranks: int,
+    recompute: Literal["none", "full"],
+    offload: Offload,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks that offload the same are alike; beside those that offload nothing they are not."""
+    mesh = (8 // ranks,)
+    pinned = Pinned(mesh=mesh, pipeline=ranks, micro_batches=4, recompute=recompute, offload=offload)
+    plan = search(request_of(TWELVE, cluster_of("h100-80gb", 8), 32, pinned=pinned)).plan
+    bound = bind(plan, traced(TWELVE), BATCH)
+    assert sorted(bound.offloaded_blocks) == list(range(12))
+    assert bound.offloads_weights == (offload.weights == ("host",))
+    found = repeated_blocks(block_keys(bound, liveness(bound.graph)))
+    assert found
+    all_visited(bound, monkeypatch)
+    monkeypatch.undo()
+    loose = loosened(bound)
+    stays = tuple(replace(one, activations_home="device") if one.first_block == 5 else one for one in loose.groups)
+    some = bind(replace(loose, groups=stays), traced(TWELVE), BATCH)
+    assert sorted(some.offloaded_blocks) == [block for block in range(12) if block != 5]
+    again = repeated_blocks(block_keys(some, liveness(some.graph)))
+    assert again
+    assert 5 not in {*again.keys(), *again.values()}
+    all_visited(some, monkeypatch)
 
 
 @pytest.mark.cases(1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from costmodels import away_seconds, counts_beyond, fullest_moment, offloaded_bytes
+from costmodels import away_seconds, counts_beyond, offloaded_bytes
 from hardware_profiles import Bytes, Home
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
@@ -440,7 +440,7 @@ class OperatorVisit:
             latency = self.walk.cluster.device.launch_latency
             fetch, store = away_seconds(nbytes, self.walk.cluster.store(home), latency)
             key = (self.walk.chunk_of[self.at], self.block)
-            self.cost.offload_values(key, home, fullest_moment(self.live)[0] * nbytes, (float(fetch), float(store)))
+            self.cost.offload_values(key, home, nbytes, self.live, (float(fetch), float(store)))
 
     def _kept_until_later(self) -> Bytes:
         """Bytes that deferred weight gradients need: the gradient of the result, and the operator's inputs, which

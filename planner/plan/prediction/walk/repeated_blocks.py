@@ -11,9 +11,9 @@ they must equally be in the same stage or in another one. All of this is compare
 micro-batch in flight are recorded as such, since their number differs between stages. Sums are made of the same numbers
 in the same order as if every operator were visited, so they are the same to the last bit.
 
-Not used for walks that are observed, nor for plans in which blocks depend on their names or wait for each other: plans
-with offload, interleaved micro-batches, slices, or shared deferred gradients. Coalesced collectives of blocks belong to
-their stage, and are counted at its end.
+Not used for walks that are observed, nor for plans in which blocks wait for each other: plans with interleaved
+micro-batches, slices, or shared deferred gradients. What a block offloads is added under its own number. Coalesced
+collectives of blocks belong to their stage, and are counted at its end.
 """
 
 from collections import Counter, defaultdict
@@ -39,9 +39,7 @@ def block_keys(bound: BoundPlan, alive: Liveness) -> Mapping[int, object]:
     plan, blocks = bound.plan, bound.blocks
     update, defers = plan.training.update, plan.schedule_kind.splits_backward
     if (
-        bound.offloaded_blocks
-        or bound.offloads_weights
-        or update.local_parameters
+        update.local_parameters
         or plan.training.interleave > 1
         or plan.slices > 1
         or plan.mesh.zigzag
@@ -86,7 +84,8 @@ def _chosen(bound: BoundPlan) -> list[int]:
 def _choice(bound: BoundPlan, block: int) -> int:
     inside = bound.blocks.operators(block)
     parameters = tuple(bound.parameters[name] for name in block_parameters(bound.graph, bound.blocks, block))
-    return _number(bound, (bound.recompute_of(block), *_of(bound, inside), parameters), _layouts(bound, inside))
+    own = (bound.recompute_of(block), bound.offloaded_blocks.get(block))
+    return _number(bound, (*own, *_of(bound, inside), parameters), _layouts(bound, inside))
 
 
 def _shares_deferred(graph: OperatorGraph, blocks: Blocks) -> bool:
@@ -334,6 +333,7 @@ class BlockSums:
     flops: list[float] = field(default_factory=list)
     backward: Sequence[float] = ()  # backward seconds of each operator
     together: _Sums = field(default_factory=_Sums)
+    values: list[tuple[str, float, tuple[float, float]]] = field(default_factory=list)  # offloaded activations
     _memory: dict[object, Sequence[tuple[str, Sequence[object]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -342,6 +342,14 @@ class BlockSums:
     @property
     def cost(self) -> StageCost:
         return cast("StageCost", self)
+
+    def offload_values(
+        self, key: tuple[int, int], home: str, nbytes: float, live: int, seconds: tuple[float, float]
+    ) -> None:
+        """As that of `StageCost`, which has sums for every block: recorded."""
+        assert key == (self.chunk, self.block), key
+        assert isinstance(live, InFlight), live
+        self.values.append((home, nbytes, seconds))
 
     def add(
         self,
@@ -363,6 +371,8 @@ class BlockSums:
                 cost.memory[name] = max(cost.memory[name], *held)
             else:
                 cost.memory[name] = _one_by_one(cost.memory[name], held)
+        for home, nbytes, seconds in self.values:
+            cost.offload_values((number, block), home, nbytes, counts[0], seconds)
         for key, values in self.charged.added.items():
             charged[stage, *key[1:]] = _one_by_one(charged[stage, *key[1:]], values)
         for part, values in self.together.added.items():

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from costmodels import Visit, collective_time, visits_time
+from costmodels import Visit, collective_time, fullest_moment, visits_time
 from hardware_profiles import PYTORCH, Bytes, Cluster, Group, Seconds, Software
 from planner.graph.operator_graph import TensorType
 from planner.plan.layout.weight_offload import waited_for
@@ -119,11 +119,13 @@ class StageCost:
         self.visits[name] = Visit(float(prices.fetch[0]), float(prices.update[0]), float(prices.store[0]))
         self.memory["transient"] = max(self.memory["transient"], float(prices.transient[0]))
 
-    def offload_values(self, key: tuple[int, int], home: str, nbytes: Bytes, seconds: tuple[Seconds, Seconds]) -> None:
-        """Count activations that a block of a chunk offloads for every micro-batch in flight, `nbytes` in all;
+    def offload_values(
+        self, key: tuple[int, int], home: str, nbytes: Bytes, live: int, seconds: tuple[Seconds, Seconds]
+    ) -> None:
+        """Count activations that a block of a chunk offloads, `nbytes` for each of `live` micro-batches in flight;
         `seconds` are those to bring them back and to offload them."""
         self.micro_batch[ACTIVATIONS] = self.micro_batch.get(ACTIVATIONS, 0.0) + sum(seconds)
-        self.offloaded[home] += nbytes
+        self.offloaded[home] += fullest_moment(live)[0] * nbytes
         fetch, store = self.away.get(key, (0.0, 0.0))
         self.away[key] = fetch + seconds[0], store + seconds[1]
 
