@@ -200,8 +200,9 @@ def test_an_estimate_fills_in_what_the_command_does(traced: planner.TracedModel)
     owned = planner.estimate(traced, "cpu", devices=2, update=update).training.update
     assert (owned.zero_by, owned.buckets) == ("parameters", (("*mlp*", 1),))
     assert planner.estimate(traced, "h100-80gb:1,a100-80gb:1").pipeline == 2
-    for asked, facts in (({"objective": "cost"}, ("objective", "cost")), ({"engine": "megatron"}, ("engine",))):
-        with refused(RequestError, *facts, "estimate prices one", "use search"):
+    compared, searched = ("objective", "cost", "estimate prices one"), ("engine", "megatron", "needs a search")
+    for asked, facts in (({"objective": "cost"}, compared), ({"engine": "megatron"}, searched)):
+        with refused(RequestError, *facts, "use search"):
             planner.estimate(traced, "cpu", devices=2, **asked)
     with refused(RequestError, "local_parameters", 3, "a tuple of text"):
         planner.search(traced, "cpu", devices=2, update={"local_parameters": [3]})
