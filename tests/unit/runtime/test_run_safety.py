@@ -210,6 +210,8 @@ def test_a_restart_does_not_undo_a_rollback(tmp_path: Path) -> None:
     assert (step.steps, again.steps) == (2, 2)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_that_went_back_continues_its_own_line(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     of_run(folder, 1, 2, 3)
