@@ -11,7 +11,7 @@
             |##|##|##|##|            t       = L + (compute^3 + memory^3)^(1/3)
             +--+--+--+--+
 
-A window that leaves a share v of these scores, and shows at most w keys to a query, leaves
+A window that leaves a share v of these scores, and at most w keys for each query, leaves
 
     met = v q r (v q r / 2 if causal) + q / 2 + (1 - w / keys) q / 2      pairs: it cuts a tile at either end of a row
 
@@ -76,7 +76,7 @@ class AttentionShape:
 
     `heads` counts heads of queries, `key_heads` heads of keys and values (fewer with grouped-query attention).
     `queries` and `keys` are positions, `head_dim` and `value_dim` elements of a head. A window leaves the share `seen`
-    of the scores that there are without it, and shows at most `reach` keys to a query.
+    of all scores, and at most `reach` keys for each query.
     """
 
     batch: Quantity

@@ -8,10 +8,9 @@ The cast is part of the loss if only the loss reads its result; views may stand 
 from typing import cast
 
 from planner.graph.gates import PASSED_ON
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import CASTS, OperatorGraph
 
 _LOSS = "aten.cross_entropy_loss.default"
-_CASTS = ("aten.to.dtype", "aten._to_copy.default")
 _SHORT, _LONG = 2, 4  # bytes of an element
 
 
@@ -33,7 +32,7 @@ def _with_cast(graph: OperatorGraph, loss: int) -> tuple[str, ...]:
         if maker is None or graph.consumers.get(logits, ()) != (at,):
             return ()
         op = graph.operators[maker]
-        if op.op in _CASTS:
+        if op.op in CASTS:
             widths = graph.types[op.operands[0]].element_bytes, graph.types[logits].element_bytes
             return (graph.operators[loss].name, op.name) if widths == (_SHORT, _LONG) else ()
         if op.op not in PASSED_ON:

@@ -35,6 +35,9 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8,
     "complex64": 8,
 }
+CASTS = ("aten.to.dtype", "aten._to_copy.default")
+"""Operators that convert a tensor to another dtype."""
+
 COMPLEX = frozenset({"complex64"})
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
 

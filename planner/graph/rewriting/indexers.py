@@ -12,14 +12,13 @@ heads and 32,768 tokens 275 GB per sample.
 
 from dataclasses import dataclass, replace
 
-from planner.graph.operator_graph import Operator, OperatorGraph, ValueRef
+from planner.graph.operator_graph import CASTS, Operator, OperatorGraph, ValueRef
 from planner.graph.rewriting.unread import replaced
 
 INDEX_SCORES = "planner.index_scores.default"
 BLOCK = 2**26
 """Scores of heads that are computed at a time (`planner.graph.operators.index_scores`)."""
 
-_CASTS = ("aten.to.dtype", "aten._to_copy.default")
 _MATMUL, _MULTIPLY, _RELU = "aten.matmul.default", "aten.mul.Tensor", "aten.relu.default"
 _SQUEEZE, _UNSQUEEZE, _SUM = "aten.squeeze.dim", "aten.unsqueeze.default", "aten.sum.dim_IntList"
 _TRANSPOSE = "aten.transpose.int"
@@ -113,7 +112,7 @@ class _Reader:
 
     def _source(self, name: str) -> str:
         """The value before it was cast to float32: products of narrower dtypes are exact in float32."""
-        op, types = self._made(name, *_CASTS), self.graph.types
+        op, types = self._made(name, *CASTS), self.graph.types
         if op is None or types[name].dtype != "float32":
             return name
         (source,) = op.operands

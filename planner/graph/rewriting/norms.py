@@ -12,14 +12,13 @@ some written-out norms round twice. So only norms that are computed in fp32 or w
 
 from dataclasses import dataclass, replace
 
-from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TorchConstant, ValueRef
+from planner.graph.operator_graph import CASTS, Argument, Operator, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.rewriting.unread import replaced
 
 RMS_NORM, LAYER_NORM = "aten.rms_norm.default", "aten.layer_norm.default"
 GATED_NORM = "planner.gated_rms_norm.default"
 
 _WIDE = ("float32", "float64")
-_CASTS = ("aten.to.dtype", "aten._to_copy.default")
 _ADD, _SUBTRACT, _MULTIPLY = "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor"
 _MEAN, _POWER, _ROOT = "aten.mean.dim", "aten.pow.Tensor_Scalar", "aten.rsqrt.default"
 
@@ -108,7 +107,7 @@ class Reader:
     def cast_of(self, op: Operator, dtype: str) -> Operator:
         """The cast of an operator's result to a dtype, where nothing else reads the result; else the operator."""
         following = self._only_reader(op)
-        casts = following is not None and following.op in _CASTS and _dtype(following) == dtype
+        casts = following is not None and following.op in CASTS and _dtype(following) == dtype
         return following if following is not None and casts else op
 
     def _only_reader(self, op: Operator) -> Operator | None:
@@ -119,7 +118,7 @@ class Reader:
 
     def source(self, name: str) -> str:
         """The value before it was cast to float32 or float64 from a narrower dtype, if kernels compute in the wider."""
-        op = self.made(name, *_CASTS)
+        op = self.made(name, *CASTS)
         if op is None:
             return name
         (source,), types = op.operands, self.graph.types
@@ -131,7 +130,7 @@ class Reader:
     def read_once(self, op: Operator, by: Operator) -> bool:
         """Whether only one operator reads the result of another, or a cast of it that nothing else reads."""
         following = self._only_reader(op)
-        if following is not None and following.op in _CASTS and following.name != by.name:
+        if following is not None and following.op in CASTS and following.name != by.name:
             following = self._only_reader(following)
         return following is not None and following.name == by.name
 

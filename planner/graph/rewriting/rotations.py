@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
+from planner.graph.operator_graph import CASTS, Argument, Operator, OperatorGraph, ValueRef
 from planner.graph.rewriting.unread import replaced
 
 ROTARY = "planner.rotary.default"
@@ -28,7 +28,6 @@ _NEGATE, _CAT, _STACK = "aten.neg.default", "aten.cat.default", "aten.stack.defa
 _SLICE, _SELECT, _UNBIND = "aten.slice.Tensor", "aten.select.int", "aten.unbind.int"
 _CHUNK, _SPLIT, _SPLIT_SIZES = "aten.chunk.default", "aten.split.Tensor", "aten.split_with_sizes.default"
 _TRANSPOSE, _UNSQUEEZE = "aten.transpose.int", "aten.unsqueeze.default"
-_CASTS = ("aten.to.dtype", "aten._to_copy.default")
 _RESHAPES = (
     "aten.view.default",
     "aten.reshape.default",
@@ -188,7 +187,7 @@ class _Reader:
 
     def _swapped(self, name: str) -> _Part | None:
         """The value whose parts b and a were joined as -b and a, and then perhaps cast."""
-        cast = self._made(name, *_CASTS)
+        cast = self._made(name, *CASTS)
         joiner = self.graph.producer.get(name if cast is None else cast.operands[0])
         joined = None if joiner is None else self._joined(self.graph.operators[joiner])
         if joined is None or joiner is None:
@@ -203,7 +202,7 @@ class _Reader:
 
     def _is_of(self, x: str, across: str, whole: str) -> bool:
         """Whether x is the value whose parts were joined in `across`: itself, or cast as the joined value was cast."""
-        cast, other = self._made(x, *_CASTS), self._made(across, *_CASTS)
+        cast, other = self._made(x, *CASTS), self._made(across, *CASTS)
         alike = self.graph.types[x].dtype == self.graph.types[across].dtype
         return alike and (x == whole or (cast is not None and other is not None and cast.operands[0] == whole))
 

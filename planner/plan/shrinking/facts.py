@@ -13,6 +13,7 @@ from costmodels import Turn
 from hardware_profiles import Machine
 from planner.graph.blocks import block_parameters
 from planner.graph.expert_load import EVEN
+from planner.graph.operator_graph import CASTS
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.roles import call_word
 from planner.plan.prediction.predict import stage_costs
@@ -138,13 +139,10 @@ def _block_words(bound: BoundPlan, block: int) -> str:
     home = bound.offloaded_blocks.get(block)
     names = [call_word(bound.operators[inside[place]].operator.name, bound.operators[inside[place]].rule.op_class)
              for place in sorted(kept or ())
-             if bound.operators[inside[place]].operator.op not in _CASTS]  # fmt: skip
+             if bound.operators[inside[place]].operator.op not in CASTS]  # fmt: skip
     word = "keeps all" if kept is None else f"keeps {' '.join(names)}" if names else "recomputes all"
     parameters = len(block_parameters(bound.graph, bound.blocks, block))
     return f"block with {parameters} parameters {word}" + (f", activations on the {home}" if home else "")
-
-
-_CASTS = ("aten._to_copy.default", "aten.to.dtype")
 
 
 def _schedule_steps(bound: BoundPlan) -> Iterator[str]:

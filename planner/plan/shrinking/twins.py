@@ -10,23 +10,21 @@ between the same two, in their order.
 
 from collections.abc import Sequence
 
-from planner.graph.operator_graph import Operator
+from planner.graph.operator_graph import CASTS, Operator
 from planner.graph.per_replica import called
-
-_CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype"})
 
 
 def twins_in_order(small: Sequence[Operator], large: Sequence[Operator]) -> list[int] | None:
     """For each of some operators the place of its twin among those of the large graph; None where they are others."""
     found, at = list[int](), 0
     for op in small:
-        while at < len(large) and called(large[at]) != called(op) and called(large[at]) in _CONVERSIONS:
+        while at < len(large) and called(large[at]) != called(op) and called(large[at]) in CASTS:
             at += 1
         if at == len(large) or called(large[at]) != called(op):
             return None
         found.append(at)
         at += 1
-    if any(called(op) not in _CONVERSIONS for op in large[at:]):
+    if any(called(op) not in CASTS for op in large[at:]):
         return None
     return found
 

@@ -75,7 +75,7 @@ def _launched(call: KernelCall) -> int:
     experts, graphs = call.rule.op_class == "experts", call.software.graphs
     if call.rule.op_class == FREE_OP_CLASS or graphs == "step" or (graphs == "attention" and not experts):
         return 0
-    if joins_product(call) or (composed_losses.reads_cast(call) and not composed_losses.is_composed_loss(call)):
+    if joins_another(call):
         return 0
     if call.rule.casts and not experts:
         return CAST_KERNELS
@@ -110,9 +110,11 @@ def _launched_besides(call: KernelCall) -> int:
     return worked - 1 if rule.op_class == "elementwise" and not rule.passes else 0
 
 
-def joins_product(call: KernelCall) -> bool:
-    """Whether the operator is an activation that the kernel of the product after it computes.
+def joins_another(call: KernelCall) -> bool:
+    """Whether the kernels of the operator behind it compute the operator: those of a product an activation, those of a
+    loss the cast of its logits.
 
-    That kernel reads the activation's operands, and writes their gradients with its own.
+    The kernel of a product reads the activation's operands, and writes their gradients with its own.
     """
-    return call.software.fuses_chains and call.rule.joins_product
+    activation = call.software.fuses_chains and call.rule.joins_product
+    return activation or (composed_losses.reads_cast(call) and not composed_losses.is_composed_loss(call))

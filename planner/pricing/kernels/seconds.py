@@ -35,7 +35,7 @@ from planner.pricing.kernels.call import Array, KernelCall
 from planner.pricing.kernels.composed_norms import composed_seconds, is_composed
 from planner.pricing.kernels.dropped_branches import dropped_launches, dropped_moved
 from planner.pricing.kernels.experts import experts_seconds
-from planner.pricing.kernels.launches import joins_product
+from planner.pricing.kernels.launches import joins_another
 from planner.pricing.kernels.products import matmul_seconds
 from planner.pricing.kernels.scans import index_scores_seconds, recurrent_seconds, scan_seconds
 
@@ -54,7 +54,7 @@ def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
     if is_composed(call):
         return composed_seconds(call)
-    if joins_product(call) or (composed_losses.reads_cast(call) and not composed_losses.is_composed_loss(call)):
+    if joins_another(call):
         return np.zeros(len(call.extents)), np.zeros(len(call.extents))
     if call.rule.composed and not call.software.fuses_chains:
         return _one_by_one(call)
