@@ -169,6 +169,8 @@ class Software:
         window: the most keys that a query attends to in every layer, which kernels make use of; 0: all.
         biased: whether fused attention reads a bias for every score (ALiBi as `attn_mask`). The bias is in memory;
             causal masking then saves no work, because the mask is part of the bias.
+        masked: whether fused attention reads a mask of padding from memory (`attn_mask`), one for all heads. Causal
+            masking then saves no work, because it is part of the mask.
         drops_probabilities: whether all attention drops probabilities, also where the model has no such dropout.
         ordered: whether the backward pass of FlashAttention-2 adds up gradients of queries in a fixed order
             (`planner.pricing.kernels.ordered_attention`).
@@ -264,6 +266,7 @@ class Software:
     has_sinks: bool = False
     window: int = 0
     biased: bool = False
+    masked: bool = False
     drops_probabilities: bool = False
     ordered: bool = False
     hidden_dropout: HiddenDropout = "none"

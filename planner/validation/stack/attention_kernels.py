@@ -5,8 +5,9 @@ half a year. They do not exist in fp32.
 """
 
 from hardware_profiles import AttentionKernels, Device, Software, UnknownKeyError
-from planner.validation.frameworks.traits import BLACKWELL, runs_on_jax, uses_maxtext, uses_torchtitan
+from planner.validation.frameworks.traits import BLACKWELL, flags_of, runs_on_jax, uses_maxtext, uses_torchtitan
 from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 from planner.validation.stack.dropout import lacks_cudnn
 
 _SECOND, _THIRD = "2024", "2024-07"
@@ -21,6 +22,9 @@ _CUDNN_FIRST = "2026-04"
 
 _CUDNN_ON_BLACKWELL = "2025-05-14"
 """Date from which torchtitan prefers cuDNN's attention on Blackwell (3b85aa31f)."""
+
+
+_PADDING = r"\bpadding[-_ ]mask"
 
 
 def attention_of(row: Row, stack: Software, device: Device) -> AttentionKernels:
@@ -39,12 +43,15 @@ def _asked(row: Row, stack: Software) -> AttentionKernels:
     named, date = row.attention(), row.date()
     if (named == "fused" and runs_on_jax(row)) or (named is None and uses_maxtext(row)):
         named = "latest"  # cuDNN's, by Transformer Engine: `cudnn_flash_te` in configs/gpu of MaxText
-    own = "sdpa" if stack.attention == "cudnn" else stack.attention
-    by_torch = row.text("flash_attention").lower() == "sdpa" or (own == "sdpa" and named in (None, "fused"))
+    own, by_torch = _own(stack), calls_torch(row, stack)
     if by_torch and row.latent:
         return "flash1"  # the memory-efficient kernel: others need values as wide as keys (sdp_utils.cpp of PyTorch)
     if by_torch and row.precision() != "fp32" and _calls_cudnn(row):
         return "cudnn"
+    if by_torch and has_padding_mask(row):
+        return (
+            "flash1"  # the memory-efficient kernel: FlashAttention takes no mask (check_for_attn_mask, the same file)
+        )
     if row.precision() == "fp32" and own != "sdpa":
         # FlashAttention takes only 16 bits (flash_attn_interface.py); PyTorch has other fused kernels
         return "unfused"
@@ -61,6 +68,24 @@ def _asked(row: Row, stack: Software) -> AttentionKernels:
     if not date or date >= _THIRD or row.text("profile").startswith("ascend"):
         return "best" if own == "unfused" else own
     return "flash2" if date >= _SECOND or stack.name == "nemo" else "flash1"
+
+
+def calls_torch(row: Row, stack: Software) -> bool:
+    """Whether a row has `scaled_dot_product_attention`; `stack` is its stack before its kernels are chosen."""
+    told = row.text("flash_attention").lower() == "sdpa"
+    return told or (_own(stack) == "sdpa" and row.attention() in (None, "fused"))
+
+
+def has_padding_mask(row: Row) -> bool:
+    """Whether flags say that attention gets a mask of padded tokens.
+
+    transformers passes none where every token counts (modeling_attn_mask_utils.py at 4.49: `_ignore_causal_mask_sdpa`).
+    """
+    return mentions(flags_of(row), _PADDING)
+
+
+def _own(stack: Software) -> AttentionKernels:
+    return "sdpa" if stack.attention == "cudnn" else stack.attention
 
 
 def _calls_cudnn(row: Row) -> bool:

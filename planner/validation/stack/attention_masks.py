@@ -1,9 +1,11 @@
-"""What attention sees: all keys, those in a window, keys with a bias for their distance (ALiBi), learned sinks.
+"""What attention sees: all keys, those in a window, keys with a bias for their distance (ALiBi), no padding,
+learned sinks.
 
 mistral-7b before v0.3                                 a window of 4,096 keys
 sliding_window=4096, window size 4096                  a window of that size, in every layer
 window_pattern SSSL                                    layers that differ: the window with the same work
 alibi, BLOOM, Baichuan 13B                             a bias, which PyTorch's kernels read as a mask
+padding mask                                           a mask that PyTorch's kernels read
 GPT-OSS                                                learned sinks
 """
 
@@ -14,9 +16,10 @@ from dataclasses import replace
 from hardware_profiles import AttentionKernels, Software, load_software
 from planner.errors import RequestError
 from planner.validation.frameworks.recipes import release_of
-from planner.validation.frameworks.traits import flags_of
+from planner.validation.frameworks.traits import HUGGING_FACE, flags_of
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
+from planner.validation.stack.attention_kernels import calls_torch, has_padding_mask
 
 MISTRAL_WINDOW = 4096
 """Keys that Mistral 7B attends to (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""
@@ -32,6 +35,9 @@ _WITH_ALIBI = (
     r"(?<![a-z])baichuan[-_ ]?2?[-_ ]?13b(?![a-z0-9])|(?:^|/|(?:run|tune)_)bloomz?(?![a-z]|[-_ ](?:like|style))"
 )
 """Words for ALiBi (slopes as positions), and full names of models that have it."""
+
+_GROUPS = "2025-07"
+"""Month of transformers 4.54, which passes `enable_gqa` to PyTorch's attention."""
 
 _FAST_SINKS, _SLOW_SINKS = "26.06", "26.06.01"
 """Container from which attention with learned sinks is fast, and a later one whose notes report slow sinks again (issue
@@ -93,6 +99,26 @@ def _has_alibi(row: Row) -> bool:
 def _by_torch(row: Row, attention: AttentionKernels) -> bool:
     """Whether attention is torch's scaled_dot_product_attention, which does not support ALiBi."""
     return row.text("flash_attention").lower() == "sdpa" or attention == "sdpa"
+
+
+def with_padding_mask(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with a mask of padding that PyTorch's attention reads; other kernels leave padded tokens out."""
+    if stack.attention == "unfused" or not (has_padding_mask(row) and calls_torch(row, load_software(stack.name))):
+        return stack
+    notes.append("attention reads a mask of padding, which hides nothing from its kernels")
+    return replace(stack, masked=True)
+
+
+def with_repeated_keys(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with keys and values copied for every query head, where transformers calls PyTorch's attention.
+
+    It does since 4.54 only beside a mask (integrations/sdpa_attention.py: `use_gqa_in_sdpa`), before always
+    (`repeat_kv`).
+    """
+    if stack.attention == "unfused" or not mentions(flags_of(row), HUGGING_FACE):
+        return stack
+    early = stack.masked or ("" < row.date() < _GROUPS)
+    return replace(stack, repeats_keys=True) if early and calls_torch(row, load_software(stack.name)) else stack
 
 
 def has_sinks(row: Row) -> bool:

@@ -26,7 +26,13 @@ from planner.validation.frameworks.traits import Trait, flags_of
 from planner.validation.frameworks.versions import of_its_time
 from planner.validation.reading.rows import Row
 from planner.validation.stack.attention_kernels import attention_of
-from planner.validation.stack.attention_masks import with_alibi, with_sinks, with_window
+from planner.validation.stack.attention_masks import (
+    with_alibi,
+    with_padding_mask,
+    with_repeated_keys,
+    with_sinks,
+    with_window,
+)
 from planner.validation.stack.dropout import in_one_order, with_dropout
 from planner.validation.stack.engine_launches import with_engine_launches
 from planner.validation.stack.experts import with_experts, with_graphs
@@ -107,6 +113,8 @@ _AFTER: tuple[_Change, ...] = (
     with_dropout,
     in_one_order,
     with_alibi,
+    with_padding_mask,
+    with_repeated_keys,
     with_experts,
     with_graphs,
     with_loss_of_megatron,

@@ -134,6 +134,18 @@ def test_a_bias_of_scores_is_written_read_and_kept_and_hides_nothing() -> None:
     assert 1.7 < backward / plain.backward[0] <= 2
 
 
+def test_a_mask_of_padding_is_read_by_every_head_and_hides_nothing() -> None:
+    queries = TensorType(shape=(1, HEADS, TOKENS, SIZE), dtype="bfloat16")
+    plain, masked = (
+        priced("aten.scaled_dot_product_attention.default", [queries] * 3, queries, replace(PYTORCH, masked=told))
+        for told in (False, True)
+    )
+    assert masked.saved_extra[0] == plain.saved_extra[0]  # one mask for all layers
+    read = moved(2 * HEADS * TOKENS**2)
+    assert 1.7 < (masked.forward[0] - read) / plain.forward[0] <= 2  # tiles on the diagonal are whole in either
+    assert 1.7 < (masked.backward[0] - read) / plain.backward[0] <= 2
+
+
 def test_chains_of_one_kernel_read_and_write_once() -> None:
     """A rotation spelled out passes memory ten times."""
     heads, table = (TensorType(shape=shape, dtype="bfloat16") for shape in ((1, HEADS, TOKENS, SIZE), (TOKENS, SIZE)))

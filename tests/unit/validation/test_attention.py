@@ -90,6 +90,39 @@ def test_alibi_is_a_mask_where_kernels_know_no_slopes(tmp_path: Path, changes: d
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "masked", "kernels"),
+    [
+        ({"flash_attention": "SDPA"}, True, "flash1"),
+        ({"flash_attention": "FA2"}, False, "flash2"),  # leaves padded tokens out
+        ({"flash_attention": "False"}, False, "unfused"),
+        ({"flash_attention": "SDPA", "other_flags": "FSDP; no padding mask"}, False, "flash2"),
+        ({"flash_attention": "SDPA", "date": "2026-05", "profile": "h200-141gb"}, True, "cudnn"),  # takes a mask
+    ],
+)
+def test_padding_is_a_mask_for_kernels_of_pytorch(
+    tmp_path: Path, changes: dict[str, str], masked: bool, kernels: str
+) -> None:
+    known = {"zero_stage": "3", "date": "2025-03", "other_flags": "FSDP; padding mask", "profile": "a100-80gb"}
+    software = machine(tmp_path, 3, **{**known, **changes})[0].software
+    assert (software.masked, software.attention) == (masked, kernels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "repeats"),
+    [
+        ({"date": "2025-03"}, True),
+        ({"date": "2025-08"}, False),
+        ({"date": "2025-08", "other_flags": "Hugging Face transformers; padding mask"}, True),
+        ({"date": "2025-03", "other_flags": "eager"}, False),
+        ({"date": "2025-03", "flash_attention": "FA2"}, False),
+    ],
+)
+def test_transformers_repeat_keys_for_pytorch(tmp_path: Path, changes: dict[str, str], repeats: bool) -> None:
+    known = {"zero_stage": "3", "other_flags": "Hugging Face transformers; FSDP", "flash_attention": "SDPA"}
+    assert machine(tmp_path, 3, **{**known, **changes})[0].software.repeats_keys == repeats
+
+
 @pytest.mark.parametrize("flags", ["sliding window", "sliding_window=512 alternating with global layers"])
 def test_windows_that_nobody_can_price_are_refused(tmp_path: Path, flags: str) -> None:
     with pytest.raises(RequestError, match="window"):
