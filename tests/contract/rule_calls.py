@@ -519,10 +519,13 @@ def _along() -> Iterator[tuple[Any, ...]]:
     yield "select_scatter.default", x, _random(4, 8), 1, 3
     yield "flip.default", x, [1]
     yield "roll.default", x, [2], [-1]
+    yield "roll.default", "flat", x, [2]
     yield "repeat.default", _random(4, 6), [1, 2]
     yield "repeat.default", "new dim", _random(4, 1, 8), [2, 1, 6, 1]
     yield "repeat_interleave.self_int", x, 3, 1
     yield "repeat_interleave.self_int", "flat", x, 3
+    yield "repeat_interleave.self_int", "spelled out", x, 3, 1, {"output_size": 18}
+    yield "repeat_interleave.self_int", "flat, spelled out", x, 3, {"output_size": 576}
     yield "stack.default", [x, x + 1], 1
     yield "stack.default", "last", [x, x + 1], -1
 

@@ -217,6 +217,19 @@ def test_what_shows_at_the_true_extent_only_is_seen_there() -> None:
     assert rule_by_trial(Example("tests.far.default", (torch.randn(4, 512),)).call()).text == "d0 x0d1 -> d0 y0d1"
 
 
+@torch.library.custom_op("tests::mean_of_some", mutates_args=())
+def mean_of_some(x: torch.Tensor) -> torch.Tensor:
+    """The mean of all elements but zeros."""
+    return x.sum(1) / x.count_nonzero(1)
+
+
+@pytest.mark.parametrize("op", ["aten.nanmean.default", "tests.mean_of_some.default"])
+def test_a_mean_that_leaves_elements_out_is_not_split(op: str) -> None:
+    """Pieces leave out different numbers of elements, so that the mean of their means is another one."""
+    arguments = ([1],) if op.startswith("aten") else ()
+    assert rule_by_trial(Example(op, (torch.randn(4, 6), *arguments)).call()).text == "d0 x0d1 -> d0"
+
+
 @torch.library.custom_op("tests::groups", mutates_args=())
 def groups(x: torch.Tensor) -> torch.Tensor:
     """Every four neighbours are sorted."""

@@ -28,7 +28,7 @@ from planner.graph.written import parse_sides
 from planner.sharding.discover.factors import find_factors, written
 from planner.sharding.discover.proof import fault, retyped
 from planner.sharding.discover.saved import with_saved
-from planner.sharding.discover.trial import LARGEST, UNIT, Case, marks_of, small_calls, try_call, working
+from planner.sharding.discover.trial import HOLES, LARGEST, UNIT, Case, marks_of, small_calls, try_call, working
 from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules.written import build_written
 
@@ -233,8 +233,10 @@ def _faults_of(rule: Rule, first: Case, call: Call) -> Iterator[tuple[str, str]]
                     yield factor.name, "the shapes of its results depend on the values of its operands"
         cases.append(case)
     able = [i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.BLOCKED]
+    holed = [try_call(first.call, first.setting, SEEDS[0], (hole,)) for hole in HOLES if rule.mean_over]
+    of_means = [*cases, *(case for case in holed if not isinstance(case, str))]
     for index in able:
-        for at, case in enumerate(cases):
+        for at, case in enumerate(of_means if index in rule.mean_over else cases):
             splits = _splits(rule.factors[index].extent)
             for count in splits if at == 0 else splits[:2]:
                 why = fault(case, rule, (index,), (count,))

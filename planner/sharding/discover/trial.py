@@ -176,14 +176,19 @@ def settings(call: Call) -> Iterator[Setting]:
         yield Setting(domain=domain, bound=bound, doubles=doubles, graded=graded)
 
 
-def values(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ()) -> Tensors:
+HOLES = (0.0, math.nan)
+"""Numbers that a mean of floating operands may leave out."""
+
+
+def values(call: Call, setting: Setting, seed: int, marks: Sequence[float] = ()) -> Tensors:
     """Operands of a call. Their scale depends on the seed, so that clipping and saturation are seen. `marks` are
-    numbers that are put in some places of integer operands."""
+    numbers that are put in some places: whole numbers of integer operands, others (`HOLES`) of floating ones."""
     generator = torch.Generator().manual_seed(seed)
     scale = (1.0, 4.0, 0.25)[seed % 3]
     made = [_values(tensor, setting, generator, scale) for tensor in call.operands]
+    whole = all(isinstance(mark, int) for mark in marks)
     for tensor, of in zip(made, call.operands, strict=True):
-        if marks and of.dtype in ("int32", "int64"):
+        if marks and (of.dtype in ("int32", "int64") if whole else of.floating):
             chosen = torch.randint(len(marks), of.shape, generator=generator)
             places = torch.rand(of.shape, generator=generator) < 0.25
             tensor.copy_(torch.where(places, torch.tensor(marks)[chosen].to(tensor.dtype), tensor))
@@ -217,7 +222,7 @@ def _values(tensor: TensorType, setting: Setting, generator: torch.Generator, sc
     return found.to(dtype)
 
 
-def try_call(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ()) -> Case | str:
+def try_call(call: Call, setting: Setting, seed: int, marks: Sequence[float] = ()) -> Case | str:
     """One run of a call, or why it does not run.
 
     Raises RuleError for what can be neither split nor repeated on several devices: operators that draw random numbers,

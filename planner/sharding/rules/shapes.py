@@ -37,8 +37,8 @@ class Elementwise(RuleSpec):
     scratch: float = 0.0
     gradient_scratch: tuple[tuple[int, float, float], ...] = ()
     handed: tuple[int, ...] = ()
-    blocked_dims: tuple[int, str, int] | None = (
-        None  # position, name and default of an argument that names blocked dims
+    blocked_dims: tuple[int, str, int | None] | None = (
+        None  # position, name and default of an argument that names blocked dims; without a default it means all dims
     )
     blocked_trailing: int = 0  # number of last dims that are blocked
     local_form: str | None = None
@@ -52,7 +52,10 @@ class Elementwise(RuleSpec):
         blocked = set()
         if self.blocked_dims is not None:
             position, name, default = self.blocked_dims
-            blocked = {normal_dim(dim, rank) for dim in integers(call.argument(position, name, default))}
+            listed = integers(call.argument(position, name, () if default is None else default))
+            blocked = {normal_dim(dim, rank) for dim in listed}
+            if default is None and not listed:
+                blocked = set(range(rank))
         blocked |= {dim for dim in range(rank - self.blocked_trailing, rank) if dim >= 0}
         result = tuple(
             (table.add(f"d{dim}", extent, FactorKind.BLOCKED if dim in blocked else FactorKind.PARALLEL),)

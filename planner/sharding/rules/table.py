@@ -376,7 +376,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.slice_scatter.default": AlongDim(dim=(2, "dim", 0)),
     "aten.select_scatter.default": AlongDim(dim=(2, "dim", 0), second_drops=True),
     "aten.flip.default": Elementwise(op_class="copy", blocked_dims=(1, "dims", 0)),
-    "aten.roll.default": Elementwise(op_class="copy", blocked_dims=(2, "dims", 0)),
+    "aten.roll.default": Elementwise(op_class="copy", blocked_dims=(2, "dims", None)),  # without dims the flat tensor
     "aten.repeat.default": Tile(),
     "aten.repeat_interleave.self_int": RepeatEach(),
     "aten.cumsum.default": Elementwise(blocked_dims=(1, "dim", 0), scratch=2.0),  # flipped, summed, flipped

@@ -204,14 +204,18 @@ def _sides(table: FactorTable, call: Call, changed: set[int], side: str) -> Dims
 @dataclass(frozen=True, kw_only=True)
 class RepeatEach(RuleSpec):
     """repeat_interleave: every element of a dim (position 2) n times (position 1) in a row, d -> (d n); without a dim,
-    those of the flat tensor."""
+    those of the flat tensor. A dim whose new extent is spelled out (`output_size`) cannot be split."""
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
         source, times = call.operands[0].shape, call.integer(1, "repeats", 1)
-        dims = dims_of(table, source)
+        dims, flat = dims_of(table, source), call.argument(2, "dim") is None
         copies = (table.add("n", times, FactorKind.BLOCKED),) if times != 1 else ()
-        if call.argument(2, "dim") is None:
+        if call.argument(3, "output_size") is not None:
+            for at in range(len(source)) if flat else (normal_dim(call.integer(2, "dim", 0), len(source)),):
+                if dims[at]:
+                    table.set_kind(f"d{at}", FactorKind.BLOCKED)
+        if flat:
             result: Dims = ((*(factor for factors in dims for factor in factors), *copies),)
         else:
             dim = normal_dim(call.integer(2, "dim", 0), len(source))
