@@ -33,7 +33,7 @@ _TIMES = {
     "compute": (
         r"device\.(launch|host)_latency_us",
         r"device\.matmul\.\w+\.(launch|split)_us",
-        r"device\.attention\.\w+\.(softmax|preparation_us)",
+        r"device\.attention\.\w+\.preparation_us",
     ),
     "messages": (r"level\.\d+\.(protocol\.\d+|in_network)\.(latency|setup)_us",),
 }

@@ -1,5 +1,6 @@
 """`planner.replan`: the job of a plan searched again for another profile, such as one that measured runs corrected."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class Replanned:
     Attributes:
         before: the plan as its file says.
         kept: the same plan, priced by the other profile.
-        best: the plan that was found, if it takes 0.1% less than `kept`; else `kept`.
+        best: the plan that was found, if it takes 0.1% less than `kept`, or if `kept` needs more memory than that machine
+            has; else `kept`.
         found: the result of the search, with its gap and whether it was stopped.
     """
 
@@ -52,7 +54,8 @@ class Replanned:
 
     @property
     def saved_seconds(self) -> float:
-        """Seconds of a step that the best plan saves; 0 where the plan stays."""
+        """Seconds of a step that the best plan saves; 0 where the plan stays, below 0 where a plan that does not fit has
+        to go."""
         return self.kept.plan.prediction.step_seconds - self.plan.prediction.step_seconds
 
     @property
@@ -63,7 +66,7 @@ class Replanned:
 
     def __repr__(self) -> str:
         now = f"{self.kept.plan.prediction.step_seconds:.3g} s a step"
-        there = f"{self.plan.prediction.step_seconds:.3g} s" if self.saved_seconds > 0 else "the plan stays"
+        there = "the plan stays" if self.best is self.kept else f"{self.plan.prediction.step_seconds:.3g} s"
         return f"Replanned({self.before.model.reference!r}, {now}, {there})"
 
 
@@ -85,7 +88,8 @@ def replanned(
 ) -> Replanned:
     """Search the job of a plan on a machine, by which `kept` is priced. `graph` has `batch` samples."""
     found = search(request_for(kept.plan, graph, batch, machine), on_progress, cancelled)
-    worth = kept.plan.prediction.step_seconds * (1 - WORTH)
+    held = kept.plan.prediction
+    worth = held.step_seconds * (1 - WORTH) if held.peak_bytes <= held.capacity_bytes else math.inf
     best = found.bound if found.plan.prediction.step_seconds <= worth else kept
     return Replanned(before=before, kept=kept, best=best, found=found)
 

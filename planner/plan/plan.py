@@ -28,6 +28,8 @@ RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {name: dtype.weights for name, dtype in TRAINED.items()}
 """Precisions of training, and the dtype of weights for each."""
 OPTIMIZERS = ("adamw", "sgd", "lamb", "muon")
+SLACK = "allocator slack and reserved"
+"""The class of a predicted memory that no tensor takes."""
 MOST_CHUNKS = 64
 """Most chunks that a collective of tensor parallelism is split into; more never pay."""
 

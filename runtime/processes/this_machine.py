@@ -10,6 +10,7 @@ import torch
 
 from hardware_profiles import HardwareProfileError, parts_of
 from planner.plan.binding.machine import machine_of
+from planner.plan.compare.measured import predicted_peak
 from planner.plan.plan import ClusterReference, Prediction
 
 
@@ -39,8 +40,8 @@ def peak_memory(device: torch.device) -> tuple[str, float]:
 
 
 def predicted_memory(prediction: Prediction, device: torch.device) -> float:
-    """The prediction for `peak_memory`: on a CPU it includes a rank's host memory, which is the same memory."""
-    return prediction.peak_bytes + (dict(prediction.offloaded).get("host", 0.0) if device.type == "cpu" else 0.0)
+    """The prediction for `peak_memory`."""
+    return predicted_peak(prediction, device.type)
 
 
 def elsewhere(reference: ClusterReference, device: torch.device) -> str:

@@ -16,6 +16,7 @@ from hardware_profiles.run_record import dump_run_record
 from planner.api.callers import from_command
 from planner.api.jobs import warned
 from planner.api.kinds import fits
+from planner.api.replanning import machine_by, replanned
 from planner.api.speaking import in_python
 from planner.cli.main import app
 from planner.errors import InfeasibleError, LimitError, ModelError, PlanFileError, RequestError
@@ -262,6 +263,25 @@ def test_a_plan_is_planned_again(plan: planner.Plan) -> None:
     assert again.differences == ()
     with refused(RequestError, "cpuu"):
         planner.replan(plan, "cpuu")
+
+
+def test_a_plan_that_does_not_fit_does_not_stay(plan: planner.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan with its peak above the new machine's memory stayed, as it was the fastest."""
+    first = planner.replan(plan, "cpu")
+    bound, other = first.kept, first.found.plan.prediction
+    machine = machine_by(plan, "cpu")
+    monkeypatch.setattr("planner.api.replanning.search", lambda *_: first.found)
+    for peak, stays in ((0.9, True), (1.1, False)):
+        held = replace(
+            bound.plan.prediction,
+            step_seconds=other.step_seconds / 2,
+            peak_bytes=peak * bound.plan.prediction.capacity_bytes,
+        )
+        kept = replace(bound, plan=replace(bound.plan, prediction=held))
+        found = replanned(plan, kept, bound.graph, 2, machine, lambda _: None, lambda: False)
+        assert (found.plan == kept.plan) == stays
+        assert ("stays" in repr(found)) == stays
+        assert found.saved_seconds == (0 if stays else -other.step_seconds / 2)
 
 
 @pytest.mark.parametrize("engine", ["torchtitan", "mindspore"])

@@ -92,20 +92,24 @@ def _content(files: tuple[Path, Path | None], found: "Replanned") -> dict[str, A
 def _show(content: dict[str, Any]) -> None:
     from planner.api.replanning import WORTH
     from planner.report.table import table_of
-    from planner.report.units import percent_text, seconds_text
+    from planner.report.units import bytes_text, percent_text, seconds_text
 
     console = console_of()
     kept, best = content["kept"]["step_seconds"], content["best"]["step_seconds"]
     was = seconds_text(content["step_seconds_before"])
     console.print(f"With this profile the plan takes {seconds_text(kept)} a step; its file says {was}.")
-    if content["saved_seconds"] <= 0:
+    needed, there = content["kept"]["peak_bytes"], content["kept"]["capacity_bytes"]
+    if needed > there:
+        console.print(f"It does not fit: its peak is {bytes_text(needed)}, and devices have {bytes_text(there)}.")
+    elif content["saved_seconds"] <= 0:
         console.print(f"No plan was found that takes {percent_text(WORTH)} less: this one stays.")
         return
-    share = percent_text(content["saved_seconds"] / kept)
+    kind, word = "that fits" if needed > there else "that is faster", "less" if best <= kept else "more"
+    took = f"A plan {kind} takes {seconds_text(best)}, {percent_text(abs(content['saved_seconds']) / kept)} {word}."
     if not content["differences"]:
-        console.print(f"A faster plan takes {seconds_text(best)}, {share} less. Operators differ; see plan diff.")
+        console.print(f"{took} Operators differ; see plan diff.")
         return
-    console.print(f"A faster plan takes {seconds_text(best)}, {share} less. Changes:")
+    console.print(f"{took} Changes:")
     table = table_of("", "", "from", "to")
     for one in content["differences"]:
         table.add_row(one["name"], one["first"], one["second"])

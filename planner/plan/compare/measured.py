@@ -23,7 +23,7 @@ from hardware_profiles import Bytes, Seconds
 from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
 from planner.errors import RequestError
 from planner.plan.file import plan_content
-from planner.plan.plan import Plan, Prediction
+from planner.plan.plan import SLACK, Plan, Prediction
 from planner.plan.prediction.step import (
     AHEAD,
     BETWEEN_STAGES,
@@ -167,6 +167,14 @@ def measured_terms(run: MeasuredRun, clock: Clock = "wall") -> dict[str, Seconds
     return max((terms(ranks) for ranks in stages.values()), key=lambda found: sum(found[name] for name in busy))
 
 
+def predicted_peak(prediction: Prediction, device_type: str) -> Bytes:
+    """The prediction of the peak that a run measures: on a CPU resident memory, in which a rank's host memory is, too;
+    on an accelerator what its tensors take (`max_memory_allocated`)."""
+    if device_type == "cpu":
+        return prediction.peak_bytes + dict(prediction.offloaded).get("host", 0.0)
+    return prediction.peak_bytes - dict(prediction.memory).get(SLACK, 0.0)
+
+
 def compare_run(plan: Plan, run: MeasuredRun, clock: Clock = "wall") -> RunComparison:
     """The plan's prediction beside a run of it. Raises RequestError where the run is of another plan."""
     check_same_plan(plan, run.plan)
@@ -184,7 +192,7 @@ def compare_run(plan: Plan, run: MeasuredRun, clock: Clock = "wall") -> RunCompa
         high_seconds=prediction.high_seconds,
         terms=tuple(_term(name, said[name], found[name], whole) for name in TERMS if said[name] or found[name]),
         memory=tuple(_term(name, held.get(name, 0.0), size, state) for name, size in fullest.memory.items()),
-        predicted_peak_bytes=prediction.peak_bytes,
+        predicted_peak_bytes=predicted_peak(prediction, run.machine.device_type),
         measured_peak_bytes=max(one.peak_bytes for one in run.ranks) or None,
         peak_kind=run.peak_kind,
     )

@@ -130,13 +130,12 @@ def read_log(path: Path, engine: str, plan: Plan) -> LoggedRun:
     known, lines = _ENGINES[engine], _lines(path)
     if known.rate and plan.model.sequence_length is None:
         raise RequestError(f"--from {engine}: it logs tokens/s, but the model of the plan has no sequence length")
-    starts, others = _starts(path, known, lines, plan)
+    starts, others, said = _starts(path, known, lines, plan)
     if not starts:
         raise RequestError(f"{path}: no line has a step time as {engine} writes it{_written_by(lines)}")
     behind = [step for steps in starts for step in list(steps.values())[WARM_UP:]]
     counted = behind or [step for steps in starts for step in steps.values()]
     flops = [statistics.median(step.flops) for step in counted if step.flops]
-    said = [line for line in lines if known.memory in line]
     peaks = {kind: [size for line in said for size in _found(pattern, line)] for kind, pattern in
              (("reserved", known.reserved), ("allocated", known.allocated))}  # fmt: skip
     kind = next((kind for kind, found in peaks.items() if found), "")
@@ -161,9 +160,9 @@ def _lines(path: Path) -> list[str]:
     return _CODES.sub("", text).splitlines()
 
 
-def _starts(path: Path, engine: _Engine, lines: list[str], plan: Plan) -> tuple[list[dict[int, _Step]], int]:
-    """The steps of the plan by their numbers, one mapping for each start of the run, and how many lines are of steps of
-    other runs. Raises RequestError where all are."""
+def _starts(path: Path, engine: _Engine, lines: list[str], plan: Plan) -> tuple[list[dict[int, _Step]], int, list[str]]:
+    """The steps of the plan by their numbers, one mapping for each start of the run, how many lines are of steps of
+    other runs, and the lines that may have a peak of this one. Raises RequestError where all steps are of others."""
     wanted = {
         "global batch": (engine.batch, plan.training.global_batch),
         "sequence length": (engine.length, plan.model.sequence_length),
@@ -171,15 +170,18 @@ def _starts(path: Path, engine: _Engine, lines: list[str], plan: Plan) -> tuple[
     }
     said: dict[str, float] = {}
     starts: list[dict[int, _Step]] = []
+    reports: list[str] = []
     differs, others, last = "", 0, -1
     for line in lines:
         for what, (pattern, _) in wanted.items():
             if found := _found(pattern, line):
                 said[what] = found[-1]
+        other = next((what for what, found in said.items() if wanted[what][1] not in (None, found)), None)
+        if other is None and engine.memory in line:
+            reports.append(line)
         seconds = _step(engine, line, plan)
         if seconds is None:
             continue
-        other = next((what for what, found in said.items() if wanted[what][1] not in (None, found)), None)
         if other is not None:
             differs = f"the {other} is {said[other]:g} in the log and {wanted[other][1]} in the plan"
             others += 1
@@ -195,7 +197,7 @@ def _starts(path: Path, engine: _Engine, lines: list[str], plan: Plan) -> tuple[
         step.flops += _found(engine.flops, line)
     if not starts and others:
         raise RequestError(f"{path}: {differs}; give the plan that was run")
-    return starts, others
+    return starts, others, reports
 
 
 def _step(engine: _Engine, line: str, plan: Plan) -> Seconds | None:

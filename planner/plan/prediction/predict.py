@@ -28,7 +28,7 @@ from costmodels import peak_memory, step_time
 from hardware_profiles import HOMES, Bytes, Cluster, Machine, Seconds, clusters_of_ranks, parts_of, spread_of
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import segments_by_stage
-from planner.plan.plan import Plan, Prediction, StagePrediction
+from planner.plan.plan import SLACK, Plan, Prediction, StagePrediction
 from planner.plan.prediction.memory.moving import hold, most_moving, receive_buffers
 from planner.plan.prediction.step import (
     AHEAD,
@@ -164,7 +164,7 @@ def _assemble(
     wanted = [sum(cost.memory.values()) for cost in costs]
     peaks = [stage_peak(cost, own) for cost, own in zip(costs, clusters, strict=True)]
     fullest = max(range(len(costs)), key=lambda rank: (peaks[rank] / clusters[rank].device.memory, wanted[rank]))
-    memory = [*costs[fullest].memory.items(), ("allocator slack and reserved", peaks[fullest] - wanted[fullest])]
+    memory = [*costs[fullest].memory.items(), (SLACK, peaks[fullest] - wanted[fullest])]
     outside = max(costs, key=lambda cost: sum(cost.offloaded.values())).offloaded
     spreads = [spread_of(part.name, experts) for part in parts_of(cluster)]
     peak_flops = [own.device.peak(plan.training.precision) for own in clusters]

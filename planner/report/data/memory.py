@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from costmodels import peak_memory
 from hardware_profiles import Bytes, Cluster, Machine, MixedCluster, Seconds, clusters_of_ranks
 from planner.plan.compare.dissection import RankDissection
-from planner.plan.plan import Plan
+from planner.plan.plan import SLACK, Plan
 from planner.plan.prediction.timeline import StepTimeline
 
-SLACK = "allocator slack and reserved"
 CURVES = 8
 """Maximum number of ranks whose memory is drawn over the step."""
 POINTS = 1200

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodels import operator_time
+from costmodels import AttentionShape, attention_time, operator_time
 from hardware_profiles import Cluster, UnknownProfileError, load_profile
 from hardware_profiles.corrections import Corrections, corrected_profile
 from hardware_profiles.load import parse_profile
@@ -113,6 +113,20 @@ def test_kernels_faster_than_the_peak_raise_it() -> None:
     rate = after.peak("fp32") * after.efficiency("matmul").compute
     assert rate == pytest.approx(1.5 * before.peak("fp32") * before.efficiency("matmul").compute, rel=1e-4)
     assert max(after.efficiency(name).compute for name, _ in after.efficiencies) <= 1
+
+
+def test_attention_is_corrected_once() -> None:
+    """The FLOP of a softmax beside those of its products say how widths of heads differ: scaled too, heads of 64 were
+    corrected by 1.97 on H100 where all kernels were by 1.7."""
+    fast = Corrections(factors={"compute": 1.7}, source="a test")
+    text = corrected_profile("h100-80gb", fast, "mine", "of a test")
+    before, after = load_profile("h100-80gb").device, parse_profile(text.encode(), "text").device
+    for width in (64, 128, 192):
+        shape = AttentionShape(
+            batch=2, heads=8, key_heads=8, queries=2048, keys=2048, head_dim=width, value_dim=width, causal=True
+        )
+        times = [float(attention_time(shape, "bf16", one)) for one in (before, after)]
+        assert times[0] / times[1] == pytest.approx(1.7, rel=1e-3)
 
 
 def test_a_profile_that_is_not_there_is_named() -> None:

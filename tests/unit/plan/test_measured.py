@@ -22,7 +22,7 @@ from planner.errors import RequestError
 from planner.plan.compare import measured
 from planner.plan.compare.measured import compare_run, predicted_terms, run_plan
 from planner.plan.file import load_plan, plan_content
-from planner.plan.plan import Plan
+from planner.plan.plan import SLACK, Plan
 from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, REDUCED_AHEAD, UNCOVERED
 from planner.plan.schema import PlanFile, TrainingSection
 from tests.refusals import refused
@@ -69,6 +69,18 @@ def test_terms_sum_to_the_step_on_both_sides() -> None:
     assert found.inside
     assert [one.name for one in found.wrong] == ["rest", "reduction", "forward", "communication"]
     assert {one.name: one.measured for one in found.memory}["weights"] == 1e7
+
+
+def test_a_peak_of_tensors_is_compared_with_that_of_tensors() -> None:
+    """On accelerators a record has what tensors take: no slack of the allocator, and nothing that a device reserves."""
+    prediction = plan().prediction
+    slack = dict(prediction.memory)[SLACK]
+    assert slack > 0
+    on_cpu = run(rank())
+    on_gpu = replace(on_cpu, machine=replace(on_cpu.machine, device_type="cuda"), peak_kind="allocated")
+    shifted = replace(plan(), prediction=replace(prediction, offloaded=(("host", 5.0),)))
+    assert compare_run(shifted, on_cpu).predicted_peak_bytes == prediction.peak_bytes + 5.0
+    assert compare_run(shifted, on_gpu).predicted_peak_bytes == prediction.peak_bytes - slack
 
 
 def test_the_stage_that_is_busy_longest_counts_in_the_mean_of_its_ranks() -> None:

@@ -99,6 +99,17 @@ def test_steps_of_other_runs_in_the_file_are_left_out(tmp_path: Path) -> None:
         assert found.tflops == pytest.approx(4000)
 
 
+def test_peaks_of_other_runs_in_the_file_are_left_out(tmp_path: Path) -> None:
+    """Their steps were left out, but the peak was the largest of all."""
+    memory = "[Rank 0] (after 2 iterations) memory (MB) | max allocated: 1500.0 | max reserved: {}\n"
+    mine, other = (megatron(1, 6, 200.0, batch) + memory.format(size) for batch, size in ((16, 2048.0), (512, 9000.0)))
+    larger = NEMO.replace("global_batch_size: 16", "global_batch_size: 512").replace("2147483648", "9147483648")
+    for engine, text in (("megatron", mine + other), ("megatron", other + mine), ("nemo", NEMO + larger)):
+        found = read_log(log(tmp_path, text), engine, plan())
+        assert found.peak_bytes == 2 * 2**30
+        assert found.others > 0
+
+
 TRAINER = "Trainer is initialized with local batch size 4, global batch size {}, gradient accumulation steps 1, sequence length {}, total steps 20 (warmup 2)\n"  # noqa: E501
 
 

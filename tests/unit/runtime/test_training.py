@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from planner.graph.trace import trace
-from planner.plan.plan import Prediction
+from planner.plan.plan import SLACK, Prediction
 from planner.sharding.stored import own_copies
 from runtime.checkpoint.manifest import read_manifest
 from runtime.launch.evaluating import Validation
@@ -112,9 +112,10 @@ def test_it_is_said_where_losses_are_not_compared(run: Any, tmp_path: Path) -> N
 
 
 def test_what_a_process_on_cpus_keeps_on_its_host_is_its_memory_too() -> None:
-    found = replace(Prediction.unknown(), peak_bytes=3.0, offloaded=(("host", 2.0), ("disk", 7.0)))
+    memory = (("weights", 1.0), ("activations", 1.5), (SLACK, 0.5))
+    found = replace(Prediction.unknown(), peak_bytes=3.0, memory=memory, offloaded=(("host", 2.0), ("disk", 7.0)))
     assert predicted_memory(found, torch.device("cpu")) == 5.0
-    assert predicted_memory(found, torch.device("cuda")) == 3.0
+    assert predicted_memory(found, torch.device("cuda")) == 2.5  # tensors alone are measured there
 
 
 def test_every_evaluated_batch_is_progress() -> None:
