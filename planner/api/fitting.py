@@ -12,7 +12,7 @@ from planner.api.kinds import kind_of
 from planner.errors import RequestError
 from planner.plan.compare.corrections import Factor, check_profile, corrections_of, factors_of
 from planner.plan.compare.measured import Clock
-from planner.plan.writing import write_atomically
+from planner.plan.writing import check_place, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,7 @@ def fit(
         raise RequestError(f"path = {written}: the name of a profile must end in .toml, or no search can find it")
     if written.resolve() in (one.resolve() for one in files):
         raise RequestError(f"path = {written}: the profile would overwrite a record")
+    check_place(written, (hardware,))
     records = [load_run_record(one) for one in files]
     factors = factors_of(records, clock)
     profile = hardware or records[0].plan.profile

@@ -115,7 +115,7 @@ class Recorder:
                 *(busy[name] for name in _BUSY),
                 peak,
                 *(held[name] for name in _MEMORY),
-                *(self.operators.get(name, 0.0) for name in OP_CLASSES),
+                *(self.operators.get(name, 0.0) for name in _CLASSES),
             ]
         )
         if dist.is_initialized() and dist.get_rank() != 0:
@@ -146,7 +146,7 @@ class Recorder:
             ),
             operators={
                 name: seconds
-                for at, name in enumerate(OP_CLASSES)
+                for at, name in enumerate(_CLASSES)
                 if (seconds := statistics.fmean(row[first + 1 + len(_MEMORY) + at] for row in rows))
             },
             collectives=_calls([self.calls[at] for at in places]),
@@ -155,6 +155,8 @@ class Recorder:
 
 
 _BUSY = ("forward", "backward", "update")
+_CLASSES = (*OP_CLASSES, "recurrent")
+"""Classes of the operators that PyTorch's profiler names."""
 
 
 def terms_of(seconds: Seconds, waits: Waits) -> dict[str, Seconds]:

@@ -329,6 +329,8 @@ def test_a_profile_is_corrected_by_a_run(plan: planner.Plan, tmp_path: Path) -> 
     assert compute.value == pytest.approx(0.5, rel=0.1)
     slower = planner.replan(plan, str(found.path))
     assert slower.kept.plan.prediction.step_seconds == pytest.approx(2 * plan.prediction.step_seconds, rel=0.2)
+    with refused(PlanFileError, "mine.toml", "overwritten"):
+        planner.fit([run], tmp_path / "mine.toml", hardware=str(tmp_path / "mine.toml"))
     with refused(RequestError, ".toml"):
         planner.fit([run], tmp_path / "mine")
     with refused(RequestError, "runs", "str"):

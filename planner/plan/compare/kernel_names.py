@@ -6,13 +6,17 @@ _ATEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention", ("scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")),
     ("recurrent", ("lstm", "gru", "rnn_", "mkldnn_rnn", "_cudnn_rnn", "_thnn_fused")),
     ("matmul", ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "_scaled_mm", "_grouped_mm")),
-    ("normalisation", ("native_layer_norm", "layer_norm", "rms_norm", "batch_norm", "group_norm")),
+    ("matmul", ("convolution", "conv_", "conv2d", "conv3d", "conv_depthwise2d", "conv_depthwise3d")),
     ("cross_entropy", ("log_softmax", "nll_loss", "cross_entropy")),
+    ("normalisation", ("native_layer_norm", "layer_norm", "rms_norm", "batch_norm", "group_norm", "softmax")),
     ("embedding", ("embedding", "index_select", "index_add", "index_put")),
     ("optimizer", ("_fused_adam", "_foreach", "_fused_sgd")),
     ("copy", ("copy_", "clone", "cat", "stack", "contiguous", "_to_copy", "split_with_sizes_copy", "fill_", "zero_")),
+    ("copy", ("index", "gather")),
 )
-"""Beginnings of the names of ATen operators, by class; any other is elementwise."""
+"""Beginnings of the names of ATen operators, by class, the first that fits; any other is elementwise. Those of products
+are whole words: mm is in many names."""
+_PRODUCTS = _ATEN[2]
 
 Patterns = tuple[tuple[str, re.Pattern[str]], ...]
 
@@ -23,15 +27,17 @@ def _patterns(*pairs: tuple[str, str]) -> Patterns:
 
 
 _KERNELS = _patterns(
+    ("optimizer", r"multi_?tensor"),  # first: one that takes norms, of gradients
     ("delta_rule", r"delta_rule|_kda_|_dqkwg|chunk_fwd_kernel_o|_wy_|recompute_w_u|solve_tril|l2norm"),
     ("state_space", r"_chunk_(scan|state|cumsum)_|_state_passing_|_bmm_chunk_"),
     ("selective_scan", r"selective_scan"),
     ("attention", r"flash|fmha|sdpa|attention|_mha_"),
-    ("matmul", r"gemm|cutlass|nvjet|xmma|cublas|cijk_|matmul|splitk|_mm_|mma_"),
+    ("recurrent", r"lstm|gru_|rnn_"),
+    ("matmul", r"gemm|cutlass|nvjet|xmma|cublas|cijk_|matmul|splitk|_mm_|mma_|convolve|conv[23]d|winograd|[dw]grad_"),
     ("cross_entropy", r"cross_?entropy|softmax|nll_?loss|logsumexp"),
     ("normalisation", r"norm|welford|ln_(fwd|bwd)|rms"),
     ("embedding", r"embedding|index_?select|index_?put|indexing_backward|gather_kernel|scatter_kernel"),
-    ("optimizer", r"multi_tensor|multitensor|adam|_sgd|foreach|lamb"),
+    ("optimizer", r"adam|_sgd|foreach|lamb"),
     ("copy", r"memcpy|memset|copy|catarray|_cat_|transpose|permute|fillfunctor"),
 )
 """What names of kernels have in them, by class, the first that fits; any other is elementwise."""
@@ -54,7 +60,7 @@ def class_of_operator(name: str) -> str:
     for op_class, starts in _ATEN:
         if any(name == start or name.startswith((f"{start}_", f"{start}.")) or name == f"_{start}" for start in starts):
             return op_class
-        if op_class != "matmul" and any(start in name for start in starts):
+        if (op_class, starts) != _PRODUCTS and any(start in name for start in starts):
             return op_class
     return _OTHER
 

@@ -153,6 +153,11 @@ def test_terms_sum_to_the_step_on_both_sides(tmp_path: Path) -> None:
         ("_bmm_chunk_bwd_kernel", "state_space"),
         ("void selective_scan_fwd_kernel<Selective_Scan_fwd_kernel_traits<128, 16>>", "selective_scan"),
         ("void causal_conv1d_channellast_fwd_kernel", "elementwise"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<1>, L2NormFunctor<float>, float*>", "optimizer"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<1>, LpNormFunctor<float, (NormType)1>>", "optimizer"),
+        ("void cudnn::cnn::wgrad_alg0_engine<float, 512, 6, 5, 3, 3, 3, false, 512>", "matmul"),
+        ("void cudnn::winograd_nonfused::winogradForwardOutput4x4<float, float>", "matmul"),
+        ("void LSTM_elementWise_fp<float, float, float>", "recurrent"),
     ],
 )
 def test_kernels_have_the_class_of_their_name(name: str, op_class: str) -> None:
@@ -184,3 +189,16 @@ def test_classes_of_both_sides_stand_together() -> None:
         ("copy", 0.5, None, None),
     ]
     assert class_of_operator("_fused_adam_") == "optimizer"
+
+
+@pytest.mark.parametrize(
+    ("name", "op_class"),
+    [
+        *(("convolution", "matmul"), ("mkldnn_convolution", "matmul"), ("convolution_backward", "matmul")),
+        *(("_softmax", "normalisation"), ("_softmax_backward_data", "normalisation"), ("_log_softmax", "cross_entropy")),
+        *(("index", "copy"), ("gather", "copy"), ("index_select", "embedding"), ("_index_put_impl_", "embedding")),
+        *(("addmm_", "matmul"), ("max_pool2d_with_indices", "elementwise"), ("commented", "elementwise")),
+    ],
+)
+def test_operators_have_the_class_by_which_they_are_predicted(name: str, op_class: str) -> None:
+    assert class_of_operator(name) == op_class
