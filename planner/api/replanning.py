@@ -37,8 +37,8 @@ class Replanned:
     Attributes:
         before: the plan as its file says.
         kept: the same plan, priced by the other profile.
-        best: the plan that was found, if it takes 0.1% less than `kept`, or if `kept` needs more memory than that machine
-            has; else `kept`.
+        best: the plan that was found, if it takes 0.1% less than `kept`, or if `kept` needs more memory than there is;
+            else `kept`.
         found: the result of the search, with its gap and whether it was stopped.
     """
 
@@ -54,8 +54,7 @@ class Replanned:
 
     @property
     def saved_seconds(self) -> float:
-        """Seconds of a step that the best plan saves; 0 where the plan stays, below 0 where a plan that does not fit has
-        to go."""
+        """Seconds of a step that the best plan saves; 0 where the plan stays, below 0 where only slower plans fit."""
         return self.kept.plan.prediction.step_seconds - self.plan.prediction.step_seconds
 
     @property

@@ -195,7 +195,8 @@ def test_classes_of_both_sides_stand_together() -> None:
     ("name", "op_class"),
     [
         *(("convolution", "matmul"), ("mkldnn_convolution", "matmul"), ("convolution_backward", "matmul")),
-        *(("_softmax", "normalisation"), ("_softmax_backward_data", "normalisation"), ("_log_softmax", "cross_entropy")),
+        *(("_softmax", "normalisation"), ("_softmax_backward_data", "normalisation")),
+        ("_log_softmax", "cross_entropy"),
         *(("index", "copy"), ("gather", "copy"), ("index_select", "embedding"), ("_index_put_impl_", "embedding")),
         *(("addmm_", "matmul"), ("max_pool2d_with_indices", "elementwise"), ("commented", "elementwise")),
     ],
