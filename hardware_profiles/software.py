@@ -194,6 +194,8 @@ class Software:
             one along each axis of the mesh.
         owns_whole: whether its ZeRO 1 shards optimizer states by whole parameters: gradients are all-reduced, and each
             owner broadcasts the parameters that it has updated.
+        reduces_whole: whether gradients of which each device keeps a part are all-reduced nevertheless (ZeRO 1 and 2 of
+            DeepSpeed).
         sums_biases: whether the gradient of a bias is a kernel of its own that sums over all rows (autograd), not the
             epilogue of another product (Transformer Engine).
         repeats_keys: whether keys and values are copied for every query head before attention.
@@ -281,6 +283,7 @@ class Software:
     current_scaling: bool = False
     exchanges_at_once: bool = False
     owns_whole: bool = False
+    reduces_whole: bool = False
     routes_fused: bool = False
     sums_narrow: bool = False
     sums_biases: bool = False

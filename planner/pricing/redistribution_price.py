@@ -95,7 +95,7 @@ class Pricers:
         software = cluster.software
         shares = Hidden() if bare else software.hidden
         paths = {} if paths is None else paths
-        known: dict[tuple[float, tuple[Bytes, ...], bool, float, bool, bool], RedistributionPricer] = {}
+        known: dict[tuple[float, tuple[Bytes, ...], bool, float, bool, bool, bool], RedistributionPricer] = {}
 
         def pricer(
             hidden: float,
@@ -105,8 +105,9 @@ class Pricers:
             width: float = 1.0,
             uncut: bool = False,
             packed: bool = False,
+            whole: bool = False,
         ) -> "RedistributionPricer":
-            key = (hidden, buckets, copied, width, uncut, packed)
+            key = (hidden, buckets, copied, width, uncut, packed, whole)
             if key not in known:
                 known[key] = RedistributionPricer(
                     mesh=mesh,
@@ -117,6 +118,7 @@ class Pricers:
                     width=width,
                     uncut=uncut,
                     packed=packed,
+                    whole=whole,
                     _paths=paths,
                 )
             return known[key]
@@ -139,8 +141,10 @@ class Pricers:
             parameters=pricer(
                 shares.gathers, full(weight, there), width=narrow, uncut=update.by_block, packed=by_block
             ),
-            gradients=pricer(shares.reductions, full(use, back), uncut=update.by_block, packed=by_block),
-            sums=pricer(shares.reductions, full(sums, once), packed=in_buckets),
+            gradients=pricer(
+                shares.reductions, full(use, back), uncut=update.by_block, packed=by_block, whole=software.reduces_whole
+            ),
+            sums=pricer(shares.reductions, full(sums, once), packed=in_buckets, whole=software.reduces_whole),
             updated=pricer(shares.gathers, full(weight, once), width=narrow, packed=in_buckets),
             matrices=pricer(0.0, (), copied=software.rearranges),
         )
@@ -199,7 +203,7 @@ class RedistributionPricer:
     which is its share of a collective in which all tensors are sharded like it. Gathered and scattered tensors are
     `copied` once more if software does so; this never overlaps, since the device does it. With `packed`, the device
     copies tensors into coalesced collectives, and copies out what others send. Gathered tensors have `width` times
-    their bytes.
+    their bytes. `whole` sums are all-reduced even where each device keeps only its part of them.
     """
 
     mesh: Mesh
@@ -210,6 +214,7 @@ class RedistributionPricer:
     width: float = 1.0
     uncut: bool = False
     packed: bool = False
+    whole: bool = False
     _paths: Paths = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
@@ -290,7 +295,7 @@ class RedistributionPricer:
                 ),
                 copies=math.fsum(copies),
                 messages=tuple(
-                    Message(kind=step.kind, axis=step.axis, nbytes=step.fraction * tensor.nbytes)
+                    Message(kind=self._sent_as(step.kind), axis=step.axis, nbytes=step.fraction * tensor.nbytes)
                     for step in steps
                     if step.kind in COLLECTIVES
                 ),
@@ -380,11 +385,16 @@ class RedistributionPricer:
             if self.uncut and 0 < message < sent:
                 share = min(max(whole / bucket, share), 1.0)
                 sent = message / share
-            seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
+            one = Message(kind=self._sent_as(kind), axis=axis, nbytes=sent)
+            seconds = message_seconds(one, self.mesh, self.cluster)
             return self.exposed * seconds * share + self._copied(kind, axis, message)
         if kind == "slice" or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
         return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
+
+    def _sent_as(self, kind: str) -> str:
+        """The collective that software calls for this one."""
+        return "all_reduce" if self.whole and kind == "reduce_scatter" else kind
 
     def _copies(self, kind: str, axis: int, message: float) -> float:
         """The part of the price of a collective for copies of the tensor, which has `width` times the bytes in an

@@ -5,6 +5,7 @@ flags, or recipes of NVIDIA                         gradients in bf16; with reci
 ZeRO 3 of DeepSpeed                                 gradients in the dtype of weights, unless grad_accum_dtype
                                                     is wider
 DeepSpeed in bf16                                   gradients are copied to fp32 in buckets of 500 million
+ZeRO 1 and 2 of DeepSpeed since November 2023       gradients are all-reduced
 NeMo before September 2024                          buckets of a layer or of a virtual stage
 gradient accumulation fusion denied                 a pass of its own accumulates gradients
 torchtitan with a pipeline                          the same, in the dtype in which they are reduced
@@ -44,6 +45,10 @@ _WIDE_SUMS = r"grad_accum_dtype\W+(?:fp|float)32"
 _BUCKET = 5e8
 """Elements of gradients that DeepSpeed reduces at once (runtime/pipe/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
+_ALL_REDUCED = "2023-11-21"
+"""Date of DeepSpeed's 2afa1c7f2 (0.12.4): `use_multi_rank_bucket_allreduce`, on by default. Before, it called
+`dist.reduce` for the part of each device, which sends as much as a reduce-scatter."""
+
 _NEMO_2 = "2024-09"
 """Month in which NeMo 2 got its buckets of 128 Mi parameters (1d5de59460)."""
 
@@ -70,6 +75,20 @@ def with_gradients(row: Row, stack: Software, notes: list[str]) -> Software:
         notes.append("gradients are reduced in fp32, in buckets of 500 million")
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
     return stack
+
+
+def with_whole_reductions(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with gradients that ZeRO 1 and 2 of DeepSpeed all-reduce, to copy the part of each device out of them
+    (runtime/zero/stage_1_and_2.py: `allreduce_and_copy_with_multiple_ranks`).
+
+    In bf16 without ZeRO 2 it stays as it is: DeepSpeed all-reduces 16 bits there (engine.py:
+    `communication_data_type`), which takes as long as the reduce-scatter of 32 that is priced.
+    """
+    date = row.date()
+    early = bool(date) and date < _ALL_REDUCED[: len(date)]
+    if stack.name != "deepspeed" or early or (row.precision() == "bf16" and row.zero_stage() != 2):
+        return stack
+    return replace(stack, reduces_whole=True)
 
 
 def with_sums(row: Row, stack: Software, notes: list[str]) -> Software:

@@ -39,7 +39,12 @@ from planner.validation.stack.experts import with_experts, with_graphs
 from planner.validation.stack.flagged import with_kernels, with_overlaps
 from planner.validation.stack.fp8_products import with_narrow_gathers, with_products
 from planner.validation.stack.fused_kernels import with_complex_rotations, with_gates_of_liger, with_kept_gates
-from planner.validation.stack.gradients import with_buckets_of_nemo_1, with_gradients, with_sums
+from planner.validation.stack.gradients import (
+    with_buckets_of_nemo_1,
+    with_gradients,
+    with_sums,
+    with_whole_reductions,
+)
 from planner.validation.stack.losses import with_chunked_loss, with_loss, with_loss_of_megatron, with_loss_of_pytorch
 from planner.validation.stack.network import machine_as_stated
 from planner.validation.stack.stack_names import stack_of
@@ -97,6 +102,7 @@ _Change = Callable[[Row, Software, list[str]], Software]
 _BEFORE: tuple[_Change, ...] = (
     with_narrow_gathers,
     with_gradients,
+    with_whole_reductions,
     _copying_inputs,
     with_loss,
     with_gates_of_liger,

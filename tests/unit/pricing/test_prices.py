@@ -297,6 +297,9 @@ def test_parameters_by_hand() -> None:
         [collective_time("all_reduce", 4.0 * numel, group), collective_time("reduce_scatter", 4.0 * numel, group), 0.0]
     )
     assert prices.gather == pytest.approx([0.0, collective_time("all_gather", 2.0 * numel, group), 0.0])
+    whole = CLUSTER.with_software(replace(CLUSTER.software, reduces_whole=True))
+    reduced = price_parameter(tensor, True, rows, "bf16", "adamw", Pricers.of(pricer.mesh, whole)).synchronisation
+    assert reduced[0] == reduced[1] == prices.synchronisation[0]
     assert prices.update[0] > prices.update[1] == prices.update[2] > 0
 
 

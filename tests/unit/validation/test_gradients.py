@@ -84,6 +84,23 @@ def test_gradients_are_reduced_as_a_stack_keeps_them(stack: str, precision: str,
     assert gradient_dtype(load_software(stack), precision) == dtype
 
 
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({"zero_stage": "2"}, True),
+        ({"zero_stage": "1", "precision": "fp16"}, True),
+        ({"zero_stage": "2", "date": "2023-11"}, True),
+        ({"zero_stage": "2", "date": "2023-10"}, False),
+        ({"zero_stage": "1"}, False),  # 16 bits twice are as long as 32 bits once
+        ({"zero_stage": "2", "other_flags": "Megatron-LM"}, False),
+    ],
+)
+def test_deepspeed_all_reduces_what_it_shards(tmp_path: Path, changes: dict[str, str], whole: bool) -> None:
+    known = {"other_flags": "DeepSpeed", "precision": "bf16", "date": "2024-05"}
+    row = {**known, **changes}
+    assert machine(tmp_path, int(row["zero_stage"]), **row)[0].software.reduces_whole == whole
+
+
 def test_zero_3_of_deepspeed_keeps_gradients_as_weights(tmp_path: Path) -> None:
     """engine.py, get_data_types: the dtype of the model, unless data_types.grad_accum_dtype says more."""
     asked = {"other_flags": "DeepSpeed ZeRO-3", "precision": "bf16", "zero_stage": "3"}
