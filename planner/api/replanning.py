@@ -11,7 +11,7 @@ from hardware_profiles.nicknames import full_profile
 from planner.api.checks import amounts, callbacks, names, profile, public
 from planner.api.planned import PlanOrPath, loaded, planned_graph
 from planner.limits import limited
-from planner.plan.binding.machine import machine_of
+from planner.plan.binding.machine import computing_in, machine_of
 from planner.plan.compare.contrasts import Difference
 from planner.plan.compare.repricing import repriced
 from planner.plan.layout.roles import roles
@@ -70,10 +70,12 @@ class Replanned:
 
 
 def machine_by(plan: Plan, hardware: str) -> Machine:
-    """The machine of a plan by another profile; with the plan's network levels if the profile has the same name."""
+    """The machine of a plan by another profile, in the plan's precision, and with its network levels if the profile has
+    the same name."""
     if load_machine(hardware).name == plan.cluster.profile:
         return machine_of(plan.cluster, hardware)
-    return machine_from(hardware, software=plan.cluster.software, devices=plan.cluster.devices)
+    machine = machine_from(hardware, software=plan.cluster.software, devices=plan.cluster.devices)
+    return computing_in(machine, plan.training.precision)
 
 
 def replanned(

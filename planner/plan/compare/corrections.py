@@ -97,7 +97,8 @@ def corrections_of(runs: Sequence[MeasuredRun], factors: Sequence[Factor], clock
     """What makes the profile of the runs one of their machine."""
     machine, dates = runs[0].machine, sorted({run.date for run in runs})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    words = f"{len(runs)} run{'s' if len(runs) > 1 else ''} on {machine.name}, PyTorch {machine.torch}, {when}"
+    versions = " and ".join(sorted({run.machine.torch for run in runs}))
+    words = f"{len(runs)} run{'s' if len(runs) > 1 else ''} on {machine.name}, PyTorch {versions}, {when}"
     return Corrections(
         factors={one.name: one.value for one in factors if one.value is not None},
         source=words if clock == "wall" else f"{words}, CPU seconds",

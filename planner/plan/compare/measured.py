@@ -182,7 +182,10 @@ def compare_run(plan: Plan, run: MeasuredRun, clock: Clock = "wall") -> RunCompa
     said, found = predicted_terms(prediction), measured_terms(run, clock)
     whole = sum(found.values())
     held = dict(prediction.memory)
-    fullest = max(run.ranks, key=lambda one: sum(one.memory.values()))
+    peaks = [stage.peak_bytes for stage in prediction.stages]
+    places = {at for at, peak in enumerate(peaks) if peak == prediction.peak_bytes}  # of which prediction.memory is
+    ranks = [one for one in run.ranks if one.stage in places] or run.ranks
+    fullest = max(ranks, key=lambda one: sum(one.memory.values()))
     state = sum(fullest.memory.values())
     return RunComparison(
         clock=clock,

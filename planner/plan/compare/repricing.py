@@ -14,7 +14,7 @@ from hardware_profiles import Machine
 from planner.errors import LayoutError, PlanFileError, RequestError, StrategyError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
-from planner.plan.binding.machine import cluster_reference, placed
+from planner.plan.binding.machine import cluster_reference, computing_in, placed
 from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
@@ -25,9 +25,10 @@ from planner.sharding.mesh import NODE, build_mesh
 def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> BoundPlan:
     """The plan on a cluster, bound to the traced graph of its model, with a new prediction.
 
-    Raises RequestError where no data parallel axis can be stretched to the devices, PlanFileError, StrategyError or
-    LayoutError where the plan is not legal there.
+    Raises RequestError where no data parallel axis can be stretched to the devices, or these do not compute in the
+    plan's precision, PlanFileError, StrategyError or LayoutError where the plan is not legal there.
     """
+    cluster = computing_in(cluster, plan.training.precision)
     sizes = _sizes(plan, traced, batch, cluster.devices)
     known = cluster_reference(cluster)
     mesh = build_mesh(cluster, sizes, zigzag=plan.mesh.zigzag, alltoall=_with_alltoall(plan, cluster, sizes))

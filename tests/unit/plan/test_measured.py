@@ -83,6 +83,17 @@ def test_a_peak_of_tensors_is_compared_with_that_of_tensors() -> None:
     assert compare_run(shifted, on_gpu).predicted_peak_bytes == prediction.peak_bytes - slack
 
 
+def test_memory_is_that_of_the_stage_that_is_predicted_to_be_fullest() -> None:
+    """The fullest by its peak keeps the most activations; another stage may keep more weights."""
+    prediction = plan().prediction
+    (stage,) = prediction.stages
+    stages = (stage, replace(stage, peak_bytes=stage.peak_bytes / 2))
+    piped = replace(plan(), prediction=replace(prediction, stages=stages))
+    more = replace(rank(1), memory={"weights": 9e7, "gradients": 9e7, "optimizer state": 9e7})
+    found = compare_run(piped, run(rank(), more))
+    assert {one.name: one.measured for one in found.memory}["weights"] == 1e7
+
+
 def test_the_stage_that_is_busy_longest_counts_in_the_mean_of_its_ranks() -> None:
     ranks = (rank(forward=0.1, transfer=0.1), rank(1, forward=0.14, rest=0.06), rank(1, forward=0.16, rest=0.04))
     found = {one.name: one.measured for one in compare_run(plan(), run(*ranks)).terms}

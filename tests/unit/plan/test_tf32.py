@@ -7,10 +7,13 @@ import torch
 
 import planner
 from hardware_profiles import PYTORCH, load_profile
+from planner.api.planned import planned_graph
+from planner.api.replanning import machine_by
 from planner.errors import RequestError
 from planner.export.description import ExportError
 from planner.export.targets import TARGETS
 from planner.plan.binding.machine import computing_in, machine_of
+from planner.plan.compare.repricing import repriced
 from planner.plan.file import dump_plan, parse_plan
 from planner.pricing.kernels.call import multiplied_in
 from runtime.step.narrow_products import narrow_products
@@ -47,6 +50,19 @@ def test_a_plan_is_as_large_as_in_fp32_and_faster_and_its_file_says_it_once() ->
     assert again == plan
     assert machine_of(again.cluster).software.products == "tf32"
     assert machine_of(found["fp32"].cluster).software.products == ""
+
+
+def test_a_plan_keeps_its_products_on_another_machine() -> None:
+    """Priced for a profile of another name, it was one in fp32."""
+    plan = planner.search(
+        "llama-tiny", "h100-80gb", devices=2, global_batch=8, precision="tf32", pinned={"data": 2, "micro_batches": 1}
+    ).plan
+    assert machine_by(plan, "h200-141gb").software.products == "tf32"
+    model = planned_graph(plan, None)
+    moved = repriced(plan, *model, load_profile("h200-141gb").with_software(PYTORCH).with_devices(2))
+    assert moved.plan.cluster.products == "tf32"
+    with refused(RequestError, "cpu", "tf32"):
+        machine_by(plan, "cpu")
 
 
 def test_devices_without_such_products_are_refused() -> None:
