@@ -22,6 +22,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.random_ops import dropping_attention
 from planner.limits import default_memory
 from planner.plan.plan import OPTIMIZERS, PRECISIONS
+from planner.sharding.compared_samples import comparing_samples
 from planner.sharding.update import DEFAULT, Update
 from planner.strategy_search.job import Job, Trace, with_memory_margin
 from planner.strategy_search.request.padded_batch import padding_samples, with_padded_batch
@@ -132,6 +133,13 @@ def request_of(
     pinned = forward_pinned(decided) if asked["forward_only"] else decided
     if pinned.schedule != FORWARD and (dropping := _dropping(job)):
         caller.noted(dropping)
+    if pinned.micro_batches is None and job.only_batch is not None:
+        caller.noted(
+            f"micro-batches have the {job.batch} samples of the model's example; for others give an example with"
+            f" as many: {job.only_batch}"
+        )
+    elif pinned.micro_batches != 1 and (comparing := comparing_samples(job.graph, job.batch)):
+        caller.noted(comparing)
     check_told(asked["engine"], job.model)
     samples = changed.padding_samples or padding_samples(job.global_batch, multiple)
     request = job.request(
