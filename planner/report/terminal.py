@@ -30,7 +30,7 @@ from planner.report.discovered import discovered_table
 from planner.report.rows import degree_rows, figure_rows, job_text
 from planner.report.table import table_of
 from planner.report.units import bytes_text, percent_text, seconds_text
-from planner.report.words import SHOWN, short_name, strategy_words
+from planner.report.words import SHOWN, short_names, strategy_words
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout
 
@@ -98,10 +98,10 @@ def _patterns(bound: BoundPlan, roles: Roles) -> RenderableType:
     found = Patterns(bound=bound, roles=tuple(axis.role for axis in roles.axes))
     table = table_of("\nSharding" + _stand_in(bound.blocks), "operator", *bound.plan.mesh.names, "parameters")
     rows = list[tuple[int, _Row]]()
-    for at, operator in _shown(bound):
+    for at, operator, name in _shown(bound):
         stored = bound.graph.parameters_of(operator.operator)
         kept = found.of_parameter(stored[0]) if stored else ""
-        rows.append((at, (short_name(operator.operator), *found.of_operator(at), kept)))
+        rows.append((at, (name, *found.of_operator(at), kept)))
     for heading, section in sections(bound.blocks, rows):
         if heading:
             table.add_row(heading, *("" for _ in table.columns[1:]))
@@ -112,11 +112,16 @@ def _patterns(bound: BoundPlan, roles: Roles) -> RenderableType:
     return table
 
 
-def _shown(bound: BoundPlan) -> Iterator[tuple[int, BoundOperator]]:
-    """The operators that do the work, before the blocks, in the first block of each kind and after the blocks."""
-    for at, operator in enumerate(bound.operators):
-        if operator.rule.op_class in SHOWN and bound.blocks.template(at) == at:
-            yield at, operator
+def _shown(bound: BoundPlan) -> list[tuple[int, BoundOperator, str]]:
+    """The operators that do the work, before the blocks, in the first block of each kind and after the blocks; with
+    their short names."""
+    shown = [
+        (at, operator)
+        for at, operator in enumerate(bound.operators)
+        if operator.rule.op_class in SHOWN and bound.blocks.template(at) == at
+    ]
+    names = short_names([operator.operator for _, operator in shown])
+    return [(*found, name) for found, name in zip(shown, names, strict=True)]
 
 
 def sections(blocks: Blocks, rows: Sequence[tuple[int, _Row]]) -> Iterator[tuple[str, Sequence[_Row]]]:
@@ -179,13 +184,13 @@ def _layers(bound: BoundPlan) -> RenderableType:
     title = "\nSharding" + (_stand_in(bound.blocks))
     table = table_of(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
     rows = list[tuple[int, _Row]]()
-    for at, operator in _shown(bound):
+    for at, operator, name in _shown(bound):
         words = strategy_words(operator, labels[at])
-        stored = [bound.parameters[name] for name in bound.graph.parameters_of(operator.operator)]
+        stored = [bound.parameters[kept] for kept in bound.graph.parameters_of(operator.operator)]
         weight = stored[0].weight_words if stored else ""
         state = stored[0].state_words if stored else ""
         result = format_layout(operator.layouts.results[0].forward)
-        rows.append((at, (short_name(operator.operator), *words, result, weight, state)))
+        rows.append((at, (name, *words, result, weight, state)))
     for heading, section in sections(bound.blocks, rows):
         for row in [(heading,)] * bool(heading) + [*section]:
             table.add_row(*row)

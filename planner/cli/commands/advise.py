@@ -11,6 +11,7 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.option_kinds import count
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import write_json
+from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_of, model_of
 from planner.cli.stopping import SAID, stoppable
 from planner.cli.texts import say
@@ -149,11 +150,10 @@ def _figures(prediction: "Prediction") -> dict[str, Any]:
 
 def _print(advice: "Advice", output: Path | None, written: str | None, verbose: bool) -> None:
     from planner.report.advised import print_advice
-    from planner.report.console import PlainConsole
     from planner.report.imported import Remarks, print_remarks, print_unmodelled
     from planner.report.search import proof_text
 
-    found, reading, console = advice.found, advice.found.reading, PlainConsole()
+    found, reading, console = advice.found, advice.found.reading, console_of()
     remarks = Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)
     print_unmodelled(console, remarks)
     best = None if advice.best is None else advice.best.bound

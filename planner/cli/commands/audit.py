@@ -1,7 +1,6 @@
 """`plan audit`: compares a plan's prediction with what the runtime executes, at the plan's full size, without
 devices."""
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -13,7 +12,7 @@ import typer
 from planner.cli.commands.show import ExecutedModel, Hardware, built_again, naming
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
-from planner.cli.printing import WIDTH
+from planner.cli.printing import console_of
 from planner.cli.texts import say
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from planner.report.console import PlainConsole
     from runtime.auditing.audit import Collectives, Products, StageAudit
 
-_TERA = 1e12
+_FLOPS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 _NAMED = 10
 """Maximum number of differences listed per stage; the others are counted."""
 
@@ -69,9 +68,9 @@ def _stages(plan_file: Path, hardware: str | None, given: str | None) -> "Iterat
 
 
 def _print(stage: "StageAudit") -> None:
-    from planner.report.console import PlainConsole, styled
+    from planner.report.console import styled
 
-    console = PlainConsole(width=None if sys.stdout.isatty() else WIDTH)
+    console = console_of()
     console.print(styled((f"\nStage {stage.stage}", "bold"), f", checked on rank {stage.rank}"))
     console.print(_collectives(stage))
     console.print(_products(stage))
@@ -107,9 +106,11 @@ def _products(stage: "StageAudit") -> "Table":
     for row in stage.products:
         sums[row.phase][0] += row.predicted
         sums[row.phase][1] += row.emitted
-    table = table_of("FLOPs of a step", "pass", "predicted TFLOP", "runtime TFLOP")
+    most = max((max(pair) for pair in sums.values()), default=0.0)
+    scale, unit = next((one for one in _FLOPS if most >= one[0]), _FLOPS[-1])
+    table = table_of("FLOPs of a step", "pass", f"predicted {unit}", f"runtime {unit}")
     for phase, (predicted, emitted) in sums.items():
-        table.add_row(phase, f"{predicted / _TERA:,.3f}", f"{emitted / _TERA:,.3f}")
+        table.add_row(phase, f"{predicted / scale:,.3f}", f"{emitted / scale:,.3f}")
     return table
 
 

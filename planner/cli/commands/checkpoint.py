@@ -1,7 +1,6 @@
 """`plan checkpoint`: inspects and verifies checkpoints, and converts them for another plan or into unsharded files."""
 
 import math
-import sys
 from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from planner.cli.commands.show import AsJson, ExecutedModel, built_again, naming
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.helping import Command
 from planner.cli.output import write_json
-from planner.cli.printing import WIDTH
+from planner.cli.printing import console_of
 from planner.cli.texts import say
 from planner.cli.usage import Commands
 from planner.cli.values import parse_memory
@@ -318,11 +317,10 @@ def _content(opened: "Readable") -> dict[str, Any]:
 
 
 def _print(opened: "Readable", most: int | None, notes: Sequence[str]) -> None:
-    from planner.report.console import PlainConsole
     from planner.report.units import bytes_text
 
     manifest = _manifest_of(opened)
-    console = PlainConsole(width=None if sys.stdout.isatty() else WIDTH)
+    console = console_of()
     progress, plan = manifest.progress, manifest.written_under()
     for note in notes:
         console.print(note, soft_wrap=True)

@@ -15,6 +15,7 @@ from planner.api.texts import text_of
 from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
+from planner.cli.printing import console_of
 from planner.cli.texts import say
 from planner.cli.values import parse_share
 from planner.errors import RequestError
@@ -180,10 +181,10 @@ def better(found: Export) -> str:
 
 def _print(found: Export, output: Path, files: Sequence[str]) -> None:
     from planner.export.launching import priced_only, switched_off
-    from planner.report.console import PlainConsole, styled
+    from planner.report.console import styled
     from planner.report.given_up import print_given_up
 
-    console = PlainConsole()
+    console = console_of()
     console.print(f"{found.plan.model.reference} for {found.target.about}", soft_wrap=True)
     if found.steps:
         rows = [(s.what, s.here, s.there, s.step_seconds, s.peak_bytes) for s in found.steps]

@@ -10,6 +10,7 @@ from planner.cli.errors import reporting
 from planner.cli.option_kinds import count
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
+from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_of, model_of
 from planner.cli.texts import say
 
@@ -113,13 +114,13 @@ def _print_json(found: "ImportedPlan", output: Path | None) -> None:
 
 def _print(found: "ImportedPlan", output: Path | None, verbose: bool) -> None:
     from planner.plan.layout.roles import roles
-    from planner.report.console import PlainConsole, styled
+    from planner.report.console import styled
     from planner.report.imported import print_remarks, print_unmodelled
     from planner.report.terminal import print_plan
     from planner.report.units import bytes_text
 
     bound, remarks = found.bound, found.remarks
-    console, prediction = PlainConsole(), bound.plan.prediction
+    console, prediction = console_of(), bound.plan.prediction
     print_unmodelled(console, remarks)
     print_plan(console, bound, roles(bound), prediction)
     missing = prediction.peak_bytes - prediction.capacity_bytes

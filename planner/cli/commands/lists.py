@@ -8,6 +8,7 @@ import typer
 from planner.cli.errors import reporting
 from planner.cli.fits import fit_content, print_fit
 from planner.cli.output import write_json
+from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_named, model_named
 from planner.errors import RequestError
 
@@ -64,7 +65,6 @@ def _print_models(names: tuple[str, ...]) -> None:
     from rich.table import Table
 
     from planner.models.zoo import parameter_count, zoo_entry
-    from planner.report.console import PlainConsole
     from planner.report.units import count_text
 
     table = Table("model", "family", box=None, pad_edge=False, header_style="dim")
@@ -76,13 +76,11 @@ def _print_models(names: tuple[str, ...]) -> None:
         sizes = [str(shown.get(key, "")) for key in ("num_layers", "hidden_size", "num_heads", "sequence_length")]
         table.add_row(name, entry.family, count_text(parameter_count(name)), *sizes)
     table.caption, table.caption_justify = "plan models NAME has the dimensions of a model and their source.", "left"
-    PlainConsole().print(table)
+    console_of().print(table)
 
 
 def _print_model(name: str) -> None:
     from rich.table import Table
-
-    from planner.report.console import PlainConsole
 
     content = _model_content(name)
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -94,7 +92,7 @@ def _print_model(name: str) -> None:
     for key, value in content["dimensions"].items():
         table.add_row(key, _dimension_text(value))
     table.add_row("source", content["source"])
-    PlainConsole().print(table)
+    console_of().print(table)
 
 
 def _dimension_text(value: object) -> str:
@@ -169,7 +167,6 @@ def stacks(
 
 
 def _print_stacks(known: "list[Software]", facts: "tuple[Fact, ...] | None") -> None:
-    from planner.report.console import PlainConsole
     from planner.report.table import table_of
 
     columns = ("stack", "attention", "whole", "adds", "passes", "host", "tensor", "gathers", "reductions")
@@ -178,7 +175,7 @@ def _print_stacks(known: "list[Software]", facts: "tuple[Fact, ...] | None") -> 
         yes = ["yes" if answer else "no" for answer in (one.whole_blocks, one.accumulates)]
         shares = [f"{share:.0%}" for share in (one.hidden.tensor, one.hidden.gathers, one.hidden.reductions)]
         table.add_row(one.name, one.attention, *yes, f"{one.passes:g}", f"{one.host:g}", *shares)
-    console = PlainConsole()
+    console = console_of()
     console.print(table)
     if facts is None:
         console.print(
@@ -223,7 +220,6 @@ def _measured(profile: str) -> str:
 
 
 def _print(clusters: "list[Cluster]", *, facts: bool) -> None:
-    from planner.report.console import PlainConsole
     from planner.report.table import table_of
     from planner.report.units import bytes_text
 
@@ -237,4 +233,4 @@ def _print(clusters: "list[Cluster]", *, facts: bool) -> None:
         for cluster in clusters:
             node = cluster.devices_per_node
             table.add_row(cluster.name, cluster.device.name, bytes_text(cluster.device.memory), str(node or "any"))
-    PlainConsole().print(table)
+    console_of().print(table)

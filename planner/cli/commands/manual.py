@@ -11,6 +11,7 @@ import typer
 from planner.cli.commands.show import Hardware, OfModel, judge
 from planner.cli.errors import reporting
 from planner.cli.output import plan_content, write_json
+from planner.cli.printing import console_of
 from planner.cli.waiting import waiting
 from planner.errors import InfeasibleError, RequestError
 
@@ -121,11 +122,10 @@ def _print_json(verdict: "Verdict", priced: "Plan", output: Path | None) -> None
 
 def _print(verdict: "Verdict", before: "Plan", priced: "Plan", output: Path | None) -> None:
     from planner.plan.layout.roles import roles
-    from planner.report.console import PlainConsole
     from planner.report.terminal import print_plan
     from planner.report.units import seconds_text
 
-    console = PlainConsole()
+    console = console_of()
     print_plan(console, replace(verdict.bound, plan=priced), roles(verdict.bound), verdict.prediction)
     told = before.prediction.step_seconds
     words = "as its figures say" if verdict.as_stated else f"edited: its figures say {seconds_text(told)} a step"

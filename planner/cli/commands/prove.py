@@ -1,7 +1,6 @@
 """`plan prove`: proves a large plan with small plans that have the same decisions, on processes of this machine."""
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from planner.cli.commands.show import ExecutedModel, Hardware, built_again, naming
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
-from planner.cli.printing import WIDTH
+from planner.cli.printing import console_of
 from planner.cli.texts import say
 from planner.cli.waiting import waiting
 from planner.plan.shrinking.limits import PROCESSES
@@ -72,10 +71,9 @@ def _proof(plan_file: Path, hardware: str | None, given: str | None, small: str 
 
 
 def _print(found: "Proof") -> None:
-    from planner.report.console import PlainConsole
     from planner.report.table import table_of
 
-    console = PlainConsole(width=None if sys.stdout.isatty() else WIDTH)
+    console = console_of()
     say(_sizes(found))
     console.print()
     table = table_of("Decisions of the plan", "", "distinct", "proved", "all", "proved")

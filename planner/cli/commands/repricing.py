@@ -10,6 +10,7 @@ from planner.cli.commands.show import naming, traced_again
 from planner.cli.machines import devices_of
 from planner.cli.options import Options, flag
 from planner.cli.output import plan_content, write_json
+from planner.cli.printing import console_of
 from planner.cli.waiting import waiting
 from planner.errors import InfeasibleError, RequestError
 
@@ -105,11 +106,11 @@ def _print_json(bound: "BoundPlan", before: "Plan", options: Options) -> None:
 
 def _print(bound: "BoundPlan", before: "Plan", options: Options) -> None:
     from planner.plan.layout.roles import roles
-    from planner.report.console import PlainConsole, styled
+    from planner.report.console import styled
     from planner.report.terminal import print_plan
     from planner.report.units import percent_text, seconds_text
 
-    console = PlainConsole()
+    console = console_of()
     prediction, told = bound.plan.prediction, before.prediction.step_seconds
     print_plan(console, bound, roles(bound), prediction, layouts=options.layouts)
     change = prediction.step_seconds / told - 1

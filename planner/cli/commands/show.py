@@ -11,6 +11,7 @@ from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import plan_content, rank_content, write_json
+from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_of, model_of
 from planner.cli.texts import say
 from planner.cli.waiting import Waiting, waiting
@@ -152,7 +153,6 @@ def show(
     with reporting(as_json):
         from planner.plan.layout.rank_view import rank_view
         from planner.plan.layout.roles import roles
-        from planner.report.console import PlainConsole
         from planner.report.rank import print_rank
         from planner.report.terminal import print_plan
 
@@ -163,13 +163,13 @@ def show(
             if as_json:
                 write_json("plan show --rank", rank_content(view, plan))
             else:
-                print_rank(PlainConsole(), view, plan.mesh.names, plan.cluster.devices)
+                print_rank(console_of(), view, plan.mesh.names, plan.cluster.devices)
             return
         if as_json:
             content = plan_content(verdict.bound.plan, roles(verdict.bound), verdict.prediction)
             write_json("plan show", {**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
             return
-        console = PlainConsole()
+        console = console_of()
         print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction, layouts=layouts)
         for remark in verdict.remarks:
             console.print(f"\nThe plan was changed since it was priced: {remark}")

@@ -31,3 +31,12 @@ def test_a_table_without_room_is_told_line_by_line(plan: Any, monkeypatch: pytes
     assert "self_attn.q_proj\n  axis0: batch\n  axis1: out\n" in plan("show", "plan.json", "--layouts").out
     monkeypatch.setenv("COLUMNS", "120")
     assert "axis0: batch" not in plan("show", "plan.json").out
+
+
+@pytest.mark.slow
+def test_every_report_in_a_pipe_has_one_width(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    searched = plan(*TINY, "--micro-batches", "1", "-o", "plan.json").out
+    table = [line for line in searched.splitlines() if line.startswith(("layers.", "self_attn.", "mlp."))]
+    assert max(map(len, table)) > 80
+    assert "\n".join(table) in plan("show", "plan.json").out

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from planner.graph.blocks import Blocks
+from planner.graph.operator_graph import Operator
 from planner.plan.layout.roles import Roles, roles
 from planner.plan.words import expert_overlap_words
 from planner.report.rows import degree_rows
 from planner.report.terminal import counted, sections
+from planner.report.words import short_names
 from tests.unit.plan.plans import plan_named, verdict_of
 
 
@@ -90,3 +92,19 @@ def test_sizes_of_stages_are_told_in_order() -> None:
 def test_one_operator_is_told_as_one() -> None:
     assert expert_overlap_words((("a", 1),)) == "the exchange of 1 operator under other work"
     assert expert_overlap_words((("a", 1), ("b", 1))) == "the exchange of 2 operators under other work"
+
+
+def _called_in(module: str) -> Operator:
+    return Operator(name=module, op="aten.linear.default", arguments=(), results=("x",), module=module)
+
+
+def test_modules_are_named_by_as_many_names_as_tell_them_apart() -> None:
+    modules = ["query.enc.layers.0.norm1", "doc.enc.layers.0.norm1", "doc.enc.layers.1.norm1", "doc.enc.layers.0.up", ""]
+    assert short_names([_called_in(module) for module in modules]) == (
+        *("query.enc.layers.norm1", "doc.enc.layers.norm1", "doc.enc.layers.norm1"),
+        *("layers.up", "linear"),
+    )
+
+
+def test_a_module_with_the_last_names_of_another_is_told_apart() -> None:
+    assert short_names([_called_in("enc.norm"), _called_in("outer.enc.norm")]) == ("enc.norm", "outer.enc.norm")
