@@ -19,15 +19,15 @@ COMMANDS = re.findall(r"^    (\S.*)$", PAGE.partition("```python")[0], re.MULTIL
 LAUNCH = {"torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"], "python": [sys.executable]}
 
 
-def said_by(command: str, *words: str) -> list[str]:
-    """What a command of the page prints at its steps; `words` are given to the script too."""
+def said_by(command: str) -> list[str]:
+    """What a command of the page prints at its steps."""
     program, *rest = shlex.split(command)
     if program == "plan":
         done = CliRunner().invoke(app, rest)
         assert done.exit_code == 0, done.output
         return []
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    run = [*LAUNCH[program], *rest, *words]
+    run = [*LAUNCH[program], *rest]
     ended = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=600)
     assert ended.returncode == 0, ended.stderr[-6000:]
     return re.findall(r"^step .*$", ended.stdout, re.MULTILINE)
@@ -50,9 +50,9 @@ def losses(lines: list[str]) -> list[float]:
 def test_the_script_does_what_the_page_says(here: Path) -> None:
     plan_two, run_two, plan_one, run_one = COMMANDS
     said_by(plan_two)
-    two = said_by(run_two, "two")
+    two = said_by(run_two)
     assert [line.split()[1] for line in two] == ["10", "20"]
     assert losses(two)[-1] < losses(two)[1]  # held out, in the end and before
     said_by(plan_one)
-    assert losses(said_by(run_one, "one")) == pytest.approx(losses(two), abs=2e-4)
-    assert said_by(run_one, "one") == []  # it has made all its steps
+    assert losses(said_by(run_one)) == pytest.approx(losses(two), abs=2e-4)
+    assert said_by(run_one) == []  # it has made all its steps
