@@ -25,21 +25,30 @@ DTYPE_BYTES: Mapping[str, int] = {
     "uint8": 1,
     "int8": 1,
     "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
     "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
     "int16": 2,
+    "uint16": 2,
     "float16": 2,
     "bfloat16": 2,
     "int32": 4,
+    "uint32": 4,
     "float32": 4,
+    "complex32": 4,
     "int64": 8,
+    "uint64": 8,
     "float64": 8,
     "complex64": 8,
+    "complex128": 16,
 }
 CASTS = ("aten.to.dtype", "aten._to_copy.default")
 """Operators that convert a tensor to another dtype."""
 
-COMPLEX = frozenset({"complex64"})
-FLOATING = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
+COMPLEX = frozenset({"complex32", "complex64", "complex128"})
+_NARROW = frozenset(name for name in DTYPE_BYTES if name.startswith("float8_"))
+FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"}) | _NARROW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

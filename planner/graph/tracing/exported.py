@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from planner.errors import ModelError
 from planner.graph.names import free_name
 from planner.graph.operator_graph import (
+    DTYPE_BYTES,
     Argument,
     Operator,
     OperatorGraph,
@@ -32,6 +33,7 @@ from planner.graph.rewriting.updates import with_updates
 from planner.graph.tracing.constants import held_tensor
 from planner.graph.tracing.refusals import (
     changes_input,
+    counts_rows,
     depends_on_content,
     draws,
     line_of,
@@ -41,6 +43,8 @@ from planner.graph.tracing.refusals import (
 )
 
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
+_COUNTING, _COUNTED = frozenset({"aten.embedding.default", "aten.embedding_bag.padding_idx"}), 3
+"""Embeddings, and the place of the argument by which they count rows in the batch (scale_grad_by_freq)."""
 _SAME_VALUES = frozenset({"aten.contiguous.default"})
 """Left out: whether they copy depends on the device that attention is traced on, and the graph must not."""
 
@@ -199,9 +203,12 @@ class Reader:
         )
 
     def _refuse(self, op: str, node: fx.Node) -> None:
-        """Raise ModelError for a call that reads a number, or draws random numbers in a way that a plan cannot hold."""
+        """Raise ModelError for a call that reads a number, counts over the batch, or draws random numbers in a way that
+        a plan cannot hold."""
         if op in _NUMBERS and node.users:
             raise reads_number(self.module, node)
+        if op in _COUNTING and True in (*node.args[_COUNTED : _COUNTED + 1], node.kwargs.get("scale_grad_by_freq")):
+            raise counts_rows(self.module, node)
         known = op in CHANCES or op in GATES or op in DRAWN
         if _draws(node) and (not known or node.kwargs.get("generator") is not None):
             raise draws(self.module, op, _module_path(node), line_of(node))
@@ -289,10 +296,13 @@ def _stored_type(node: fx.Node, result: torch.Tensor) -> TensorType:
 
 
 def tensor_type(tensor: torch.Tensor) -> TensorType:
-    """Type of a tensor with a fixed shape."""
-    return TensorType(
-        shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), contiguous=tensor.is_contiguous()
-    )
+    """Type of a tensor with a fixed shape. Raises ModelError for a dtype that is not known here."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(
+            f"tensors of dtype {dtype} are not planned; those that are have {', '.join(sorted(DTYPE_BYTES))}"
+        )
+    return TensorType(shape=tuple(tensor.shape), dtype=dtype, contiguous=tensor.is_contiguous())
 
 
 def _parameters(module: nn.Module, types: dict[str, TensorType]) -> tuple[Parameter, ...]:

@@ -182,6 +182,14 @@ def changes_input(module: nn.Module, name: str, at: str) -> ModelError:
     )
 
 
+def counts_rows(module: nn.Module, node: fx.Node) -> ModelError:
+    """The error for an embedding whose gradients depend on how often a row is in the batch."""
+    return ModelError(
+        f"{type(module).__name__}: an embedding scales gradients by how often a row is in the batch"
+        f" (scale_grad_by_freq){line_of(node)}, and devices and micro-batches have parts of the batch; leave it out"
+    )
+
+
 def depends_on_content(module: nn.Module, op: str, shape: tuple[Any, ...], node: fx.Node) -> ModelError:
     """The error for a result whose shape depends on data."""
     return ModelError(

@@ -18,7 +18,7 @@ import torch
 
 from planner.errors import RuleError
 from planner.graph.call import Call, Typed
-from planner.graph.operator_graph import TensorType, TorchConstant
+from planner.graph.operator_graph import COMPLEX, TensorType, TorchConstant
 from planner.graph.torch_operators import resolve
 from planner.graph.tracing.exported import tensor_type
 
@@ -169,7 +169,7 @@ def _resized(call: Call, sizes: Mapping[int, int], *, respelled: bool) -> Call:
 
 def settings(call: Call) -> Iterator[Setting]:
     """Settings in the order in which they are tried: the most general values first, without a backward pass last."""
-    integers = any(not t.floating and t.dtype not in ("bool", "complex64") for t in call.operands)
+    integers = any(not t.floating and t.dtype not in ("bool", *COMPLEX) for t in call.operands)
     extents = sorted({extent for tensor in call.operands for extent in tensor.shape if extent > 1}, reverse=True)
     bounds = (*extents, 2, 1) if integers else (2,)
     for graded, doubles, domain, bound in itertools.product((True, False), (True, False), DOMAINS, bounds):

@@ -35,6 +35,8 @@ CAUSES = {
         "torch.library.custom_op, with register_fake",
     ),
     "OwnInPlace": ("calls the autograd.Function Passed .* returns an argument", "return a new tensor"),
+    "CountsInBatch": ("scale_grad_by_freq", "micro-batches have parts of the batch; leave it out"),
+    "CountsInBags": ("scale_grad_by_freq", "micro-batches have parts of the batch; leave it out"),
     "Packs": ("packs sequences by their lengths", "pad sequences to one length"),
     "Drops": ("draws random numbers of Python", "choose with a tensor that is an input"),
     "DropsTorch": ("branches on the values of a tensor", "choose between tensors with torch.where"),

@@ -13,6 +13,7 @@ from planner.errors import ModelError, RuleError
 from planner.graph.operator_graph import OperatorGraph, Parameter, TensorType, ValueRef
 from planner.graph.torch_operators import resolve
 from planner.graph.trace import trace
+from planner.graph.tracing.exported import tensor_type
 from planner.models.zoo import ZOO, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
@@ -426,3 +427,30 @@ def test_shapes_of_other_tensors_are_shapes() -> None:
         "aten.reshape.default",
     ]
     assert rescale_batch(graph, 4, 6).types[graph.operators[-2].results[0] or ""].shape == (6, 3, 8)
+
+
+class OfType(nn.Module):
+    """A buffer of a dtype, and a transform of doubles."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8).double()
+        self.register_buffer("held", torch.ones(8).to(dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = torch.view_as_real(self.held).sum(-1) if self.held.is_complex() else self.held
+        return (torch.fft.fft(self.linear(x)).abs() * held.double()).mean()
+
+
+@pytest.mark.parametrize("name", ["uint16", "uint32", "uint64", "complex32", "complex128", "float8_e8m0fnu"])
+def test_all_types_of_numbers_have_a_size_and_gradients_flow_through_complex_ones(name: str) -> None:
+    """Plans failed with a KeyError; of doubles the loss was said to depend on no parameter."""
+    dtype = getattr(torch, name)
+    graph = trace(OfType(dtype), (torch.randn(2, 8, dtype=torch.float64),))
+    assert graph.types["held"].nbytes == 8 * dtype.itemsize
+    assert "linear.weight" in graph.differentiable
+
+
+def test_types_without_a_size_are_refused_by_name() -> None:
+    with refused(ModelError, "bits8", "float32"):
+        tensor_type(torch.empty(2, dtype=torch.bits8))
