@@ -205,6 +205,11 @@ class Software:
         counts_gradients: whether `host` is the time of every kernel that autograd launches, those for gradients and
             their sums included, and of the work for each parameter in an update. Else it is the time of one operator of
             the graph in each pass, as it was fitted.
+        starts: operators that the host launches at the start of the forward and of the backward pass of a chunk while
+            the device waits for it: a batch, its masks, and what comes from other stages.
+        updates_apart: whether an update has passes of its own that set gradients to zero, scale those of fp16 back and
+            look for infinities, and round weights from their masters (Megatron-LM's
+            Float16OptimizerWithFloat16Params).
         waits_for_kernels: whether the host waits for every kernel before it launches the next one
             (CUDA_LAUNCH_BLOCKING=1), so that launches and kernels take turns.
         composes_scans: whether scans are PyTorch operators on GPUs too, as without the packages of their kernels; on
@@ -292,6 +297,8 @@ class Software:
     foreach: bool = False
     expert_by_expert: bool = False
     counts_gradients: bool = False
+    starts: tuple[int, int] = (0, 0)
+    updates_apart: bool = False
     waits_for_kernels: bool = False
     composes_scans: bool = False
     frees_gradients: bool = False

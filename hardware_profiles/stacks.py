@@ -86,6 +86,7 @@ class _StackFile(Strict):
     waits_to_send: bool = False
     sinks: Positive | None = None
     softmax_heads: Number | None = None
+    updates_apart: bool = False
     communicators: Portion | None = None
     hidden: _Hidden
     stored: _Stored
@@ -135,6 +136,7 @@ class _StackFile(Strict):
             waits_to_send=self.waits_to_send,
             sinks=1.0 if self.sinks is None else self.sinks.value,
             softmax_heads=1 if self.softmax_heads is None else int(self.softmax_heads.value),
+            updates_apart=self.updates_apart,
             communicators=1.0 if self.communicators is None else self.communicators.value,
             stored=Stored(**_values(self.stored)),
         )

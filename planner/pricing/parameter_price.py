@@ -160,6 +160,7 @@ def price_parameter(
     copies = _copies(tensor, stored, apart | served, pricers, update)
     kept = state * (per.state + tensor.element_bytes * copies)
     updated = _update_seconds(tensor, stored, state, precision, optimizer, pricers, update, owners)
+    updated = updated + _passes_apart(tensor, state, gradient * per.gradient, precision, cluster)
     summing, copied = zeros, zeros
     if not local:
         routes = pricers.sums.pairs(accumulated, [s.gradient for s in stored], [s.state for s in stored])
@@ -264,6 +265,21 @@ def _update_seconds(
     if optimizer == MUON:
         updated = updated + matrix_seconds(tensor, stored, owners.share, pricers, launched)
     return updated
+
+
+def _passes_apart(tensor: TensorType, state: Array, gradient: Array, precision: str, cluster: Cluster) -> Array:
+    """Seconds per step of passes beside the update (`Software.updates_apart`).
+
+    Gradients, of `gradient` bytes, are set to zero. The fp32 gradients of `state` elements are read and written to
+    scale them back, with loss scaling as in fp16; their masters are read again to round weights, which the update has
+    as written.
+    """
+    if not cluster.software.updates_apart or tensor.element_bytes >= _FP32:
+        return np.zeros(len(state))
+    moved = gradient + state * _FP32 * (3 if precision == "fp16" else 1)
+    return np.asarray(
+        operator_time(op_class="optimizer", flops=0.0, bytes_moved=moved, dtype="fp32", device=cluster.device)
+    )
 
 
 def _accumulation(

@@ -5,12 +5,16 @@
     softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
                 fused, causal              1.5 w E: the masked half is zero     2 w E
     dropout, if the software has it        read, write, mask: (2 w + 1) E       (2 w + 1) E
+    ALiBi, if the software has it      slopes copied and added to: 2 w E   nothing
     heads put together again               read and write the result            the same for its gradient
 
 (Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
 
 Megatron's fused softmax of causal attention reads only the half below the diagonal, and writes the whole result
 (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h).
+
+ALiBi is an argument of the first product (`torch.baddbmm` with beta 1, in transformer.py of Megatron-DeepSpeed): the
+slopes are copied to all places of the result, and read there by the product.
 
 Heads whose rows are not multiples of 16 bytes (150 or 108 elements) are multiplied without tensor cores, at the rate of
 fp32: BLOOM's 19 runs with such heads take a fifth longer than 78 runs with other heads.
@@ -72,7 +76,8 @@ def unfused_seconds(shape: AttentionShape, call: KernelCall) -> tuple[Array, Arr
     half = (1.0 - wide) * bool(call.rule.causal and not call.rule.unfused and call.software.softmax_heads > 1)
     read = 1.0 - 0.5 * half  # share of the scores read: the fused softmax skips masked ones
     forward = products((q, k, d), (q, v, k)) + passed(call, ((read + 1) * width + wide * _CAST_FORWARD) * scores)
-    forward = forward + dropped + together
+    biases = passed(call, 2 * width * scores) if call.software.biased else nothing
+    forward = forward + biases + dropped + together
     if not call.graded:
         return forward, nothing
     backward = products((q, d, k), (k, d, q), (q, k, v), (k, v, q))

@@ -22,6 +22,9 @@ USUAL_VOCABULARY = 32000
 AGREEING = 0.07
 """Largest relative difference between the parameters of the dimensions and the published ones."""
 
+_UNITS = {"M": 1e6, "T": 1e12}
+"""Units of published numbers of parameters other than billions."""
+
 _NORMED_HEADS = (
     r"(?<![a-z])qwen[-_ ]?3(?![\d.b]|[-_ ]next)|(?<![a-z])olmo[-_ ]?(?:[23]|1124)(?![\d.b])"
     r"|(?<![a-z])qk[-_ ]?(?:(?:layer|rms|l2)?[-_ ]?norm|ln(?![a-z]))"
@@ -29,11 +32,9 @@ _NORMED_HEADS = (
 """Models with normalised queries and keys (Qwen3: arXiv 2505.09388; OLMo 2 and 3, which normalise all heads together
 and move as much: arXiv 2501.00656, `olmo3_7B` of OLMo-core), and words for it."""
 
-_GPT_2 = r"(?<![a-z])gpt[-_ ]?2(?![\d.])"
-"""A name of models with layer norms, biases, GELU and learned positions (Radford et al. 2019)."""
-
-_ROTARY = r"(?<![a-z])rotary"
-"""A word for what models since Llama have in the place of learned positions, whatever they are named after."""
+_NEMOTRON = r"nemotron|(?<![a-z])(?:rotary|rope)(?![a-z])|squared[-_ ]?relu|(?<![a-z])relu(?:2|\^2)"
+"""Words for models whose MLP has two matrices, but which are no GPT: rotary positions, squares of ReLU (Nemotron-4,
+arXiv 2402.16819)."""
 
 
 def padded_vocabulary(size: int) -> int:
@@ -57,6 +58,9 @@ def model_of(row: Row, notes: list[str]) -> Dimensions:
             notes.append(f"n_params_B unknown: taken for a {candidates[0].family}")
         return candidates[0]
     best = min(candidates, key=lambda model: abs(model.parameters - published))
+    usual = candidates[0]
+    if best.family == usual.family == "gpt" and abs(usual.parameters - published) <= _rounding(row):
+        best = usual
     if abs(best.parameters / published - 1) > AGREEING:
         raise UnsupportedError(
             f"the dimensions make {best.parameters / 1e9:.3g} billion parameters ({best.family}), published are"
@@ -65,18 +69,31 @@ def model_of(row: Row, notes: list[str]) -> Dimensions:
     return best
 
 
+def _rounding(row: Row) -> float:
+    """By how many parameters a model may differ from the published number, which has only so many digits.
+
+    A GPT of 174.6 billion parameters, with a head of its own 175.2, is published as one of 175.
+    """
+    text = row.text("n_params_B").upper()
+    unit = next((size for letter, size in _UNITS.items() if letter in text), 1e9)
+    decimals = text.partition(".")[2].rstrip(" BMT").rstrip("0")
+    return 0.5 * unit * 0.1 ** len(decimals)
+
+
 def _kinds(row: Row, *, as_gpt: bool) -> list[tuple[Family, bool]]:
     """Families, and whether they share embeddings with the head, the most usual one first.
 
-    `as_gpt`: whether GPT has these dimensions. But for its positions and biases it has as many parameters as a Nemotron
-    with shared embeddings, so a rounded number does not tell one from the other; the name GPT-2 does.
+    `as_gpt`: whether GPT has these dimensions. But for its positions and biases it has as many parameters as a
+    Nemotron, so a rounded number does not tell one from the other. Such a model is a GPT, unless its name or its flags
+    say otherwise.
     """
-    usual: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
-    if as_gpt:
-        usual.insert(0, ("gpt", True))
-        if mentions(row.words("model"), _GPT_2) and not mentions(row.words("other_flags"), _ROTARY):
-            return usual
-    return [*usual, ("nemotron", False), ("nemotron", True)]
+    llama: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
+    nemotron: list[tuple[Family, bool]] = [("nemotron", False), ("nemotron", True)]
+    if not as_gpt:
+        return [*llama, *nemotron]
+    if mentions(row.words("model", "other_flags"), _NEMOTRON):
+        return [("gpt", True), *llama, *nemotron]
+    return [("gpt", True), *llama, ("gpt", False)]
 
 
 def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:

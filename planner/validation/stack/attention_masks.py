@@ -81,9 +81,13 @@ def _same_work(pattern: str, layers: int, sequence: int) -> int:
 
 
 def with_alibi(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with ALiBi as a mask in memory, if its fused kernels do not support slopes."""
-    if stack.attention == "unfused" or not _has_alibi(row):
+    """The stack with ALiBi as a mask in memory, if its fused kernels do not support slopes; and where scores are in
+    memory, with slopes that the product of queries and keys adds."""
+    if not _has_alibi(row):
         return stack
+    if stack.attention == "unfused":
+        notes.append("ALiBi: slopes are copied to where the product of queries and keys adds to them")
+        return replace(stack, biased=True)
     if stack.name != "paddle" and not _by_torch(row, stack.attention):
         return stack
     notes.append("ALiBi is a mask that attention reads, and hides nothing from its kernels")

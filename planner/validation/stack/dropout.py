@@ -9,6 +9,7 @@ from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
 
 _DETERMINISTIC = r"deterministic[-_]mode|nvte[-_]allow[-_]nondeterministic[-_]algo\s*[=: ]\s*0\b"
+_HIDDEN_DROPOUT = r"(?:hidden[-_]|(?<![-_a-z]))dropout"
 _SHARE = r"\s*[=: ]\s*0?\.\d*[1-9]"
 _DROPS_PROBABILITIES = rf"attention[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
 _DROPS_BRANCHES = rf"hidden[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
@@ -21,13 +22,15 @@ _FUSED_DROPOUT = r"bias[-_]dropout[-_](?:add[-_])?fusion"
 def with_dropout(row: Row, stack: Software, notes: list[str]) -> Software:
     """The stack with the dropout that the flags of a row name.
 
-    `passes` of `megatron-2021` were fitted to runs with dropout, and include that of branches.
+    Megatron-LM of 2021 has its default, 0.1, unless flags say 0, as `scores` of its stack say of attention. `passes` of
+    `deepspeed` was fitted to runs with dropout, and includes that of branches where rows do not name it.
     """
     flags = row.text("other_flags").lower()
     if mentions(flags, _DROPS_PROBABILITIES):
         stack = _with_dropped_probabilities(row, stack, notes)
-    if mentions(flags, _DROPS_BRANCHES) and stack.name != "megatron-2021":
-        apart = stack.name not in TRANSFORMER_ENGINE or says(flags, _FUSED_DROPOUT) is False
+    early = stack.name == "megatron-2021"
+    if mentions(flags, _DROPS_BRANCHES) or (early and says(flags, _HIDDEN_DROPOUT) is not False):
+        apart = not (early or stack.name in TRANSFORMER_ENGINE) or says(flags, _FUSED_DROPOUT) is False
         kernel = "a kernel of its own" if apart else "the kernel that adds a branch"
         notes.append(f"dropout of hidden states by {kernel}, whose mask is kept")
         stack = replace(stack, hidden_dropout="apart" if apart else "fused")

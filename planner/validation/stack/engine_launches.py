@@ -20,6 +20,20 @@ _NAMES = rf"{MEGATRON_WORDS}|nemo\b"
 
 _STACKS = ("megatron", "nemo")
 
+_TIMED_UNTIL = "2022-10"
+"""Month until which timers of Megatron-LM made the host wait for the device at every pass (megatron/timers.py replaced
+those of megatron/global_vars.py, which call torch.cuda.synchronize)."""
+
+_BATCH = 12
+"""Operators that Megatron-LM launches on every stage for a micro-batch before its forward pass, by count at 55ba1f7b96
+(May 2022). `get_batch` of pretrain_gpt.py: sizes to the device, their broadcast, and back; tokens to the device, and
+their broadcast; inputs and labels. `get_ltor_masks_and_position_ids`: ones, their lower triangle, comparison; mask of
+the loss; positions."""
+
+_RECEIVED = 2
+"""Operators for what a pass gets from another stage (megatron/p2p_communication.py): the transfer, after which the host
+waits for the device, and the gathering of its parts."""
+
 
 def with_engine_launches(row: Row, stack: Software, notes: list[str]) -> Software:
     """The stack with launches by count of Megatron-Core's layers, if it runs them and the row has no experts.
@@ -30,3 +44,14 @@ def with_engine_launches(row: Row, stack: Software, notes: list[str]) -> Softwar
     if stack.name not in _STACKS or row.text("arch").lower() == "moe" or not mentions(named, _NAMES):
         return stack
     return replace(stack, engine_launches=True, host=HOST)
+
+
+def with_starts(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with what Megatron-LM launches at the start of each pass while the device waits, until its timers no
+    longer made it wait. NeMo has other batches, and no such timers. What DeepSpeed's pipeline engine launches (23 and
+    32 operators with tensor parallelism) is part of its `host`, which was fitted to runs with pipelines, too."""
+    named = f"{row.text('stack')}; {row.text('source')}; {flags_of(row)}".lower()
+    if stack.name != "megatron-2021" or mentions(named, r"nemo\b") or row.date()[: len(_TIMED_UNTIL)] >= _TIMED_UNTIL:
+        return stack
+    received = _RECEIVED if (row.integer("pp") or 1) > 1 else 0
+    return replace(stack, starts=(_BATCH + received, received))

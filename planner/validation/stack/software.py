@@ -34,7 +34,7 @@ from planner.validation.stack.attention_masks import (
     with_window,
 )
 from planner.validation.stack.dropout import in_one_order, with_dropout
-from planner.validation.stack.engine_launches import with_engine_launches
+from planner.validation.stack.engine_launches import with_engine_launches, with_starts
 from planner.validation.stack.experts import with_experts, with_graphs
 from planner.validation.stack.flagged import with_kernels, with_overlaps
 from planner.validation.stack.fp8_products import with_narrow_gathers, with_products
@@ -129,5 +129,6 @@ _AFTER: tuple[_Change, ...] = (
     with_sinks,
     with_products,
     with_engine_launches,
+    with_starts,
     _launching,
 )

@@ -51,6 +51,23 @@ def test_a_rank_is_the_sum_of_its_stages(model: str, recomputation: str) -> None
         assert two[rank].memory["transient"] == max(cost.memory["transient"] for cost in stages)
 
 
+def test_what_a_host_launches_at_the_start_of_a_pass_lengthens_it() -> None:
+    """Of every stage that a rank has."""
+    plan = dealt(plain("gpt4"))
+    cluster = cluster_of(plan)
+    bound = bind(plan, plans.traced(plan.model.reference), plans.BATCH)
+    started = cluster.with_software(replace(cluster.software, starts=(14, 2)))
+    each = cluster.device.host_latency * cluster.software.host
+    for before, after in zip(stage_costs(bound, cluster), stage_costs(bound, started), strict=True):
+        for part, launches in (("forward", 14), ("backward", 2)):
+            added = after.micro_batch[part] - before.micro_batch[part]
+            assert added == pytest.approx(2 * launches * each), part
+        for one, other in zip(before.chunks, after.chunks, strict=True):
+            assert other.forward.work - one.forward.work == pytest.approx(14 * each)
+            assert other.backward.work - one.backward.work == pytest.approx(2 * each)
+    assert predict(bound, started).step_seconds > predict(bound, cluster).step_seconds
+
+
 @pytest.mark.parametrize("model", ["llama4", "gpt4"])
 def test_activations_are_those_of_the_micro_batches_in_flight_of_each_stage(model: str) -> None:
     plan = plain(model)

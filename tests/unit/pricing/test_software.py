@@ -136,6 +136,9 @@ def test_unfused_attention_is_six_products_and_passes_over_scores() -> None:
     without = attention(run_by(replace(PYTORCH, attention="unfused", scores=1.0)))
     assert without.saved_extra[0] == 2 * scores  # the softmax alone
     assert without.forward[0] == pytest.approx(forward + passed(4 * scores))
+    slopes = attention(run_by(replace(PYTORCH, attention="unfused", scores=1.0, biased=True)))
+    assert slopes.forward[0] == pytest.approx(without.forward[0] + passed(4 * scores))  # ALiBi: copied, and added to
+    assert slopes.backward[0] == without.backward[0]
 
 
 def test_attention_that_drops_probabilities_is_unfused_in_this_runtime() -> None:

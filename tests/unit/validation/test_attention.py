@@ -79,7 +79,9 @@ def test_windows_of_attention(tmp_path: Path, flags: str, window: int) -> None:
         ({"other_flags": "PaddlePaddle, no ALiBi", "model": "Bloom-7B1"}, False),
         ({"other_flags": "FSDP; alibi", "zero_stage": "3", "flash_attention": "SDPA"}, True),
         ({"other_flags": "FSDP; alibi", "zero_stage": "3", "flash_attention": "FA2"}, False),  # alibi_slopes
-        ({"other_flags": "PaddlePaddle; alibi", "flash_attention": "False"}, False),
+        ({"other_flags": "PaddlePaddle; alibi", "flash_attention": "False"}, True),  # scores are in memory
+        ({"other_flags": "Megatron-DeepSpeed; alibi", "flash_attention": "False"}, True),
+        ({"other_flags": "Megatron-DeepSpeed", "flash_attention": "False"}, False),
     ],
 )
 def test_alibi_is_a_mask_where_kernels_know_no_slopes(tmp_path: Path, changes: dict[str, str], biased: bool) -> None:
@@ -177,6 +179,30 @@ def test_attention_with_dropout_and_in_one_order(
     found = machine(tmp_path, profile=profile, date="2026-07", **flags)[0].software
     assert (found.attention, found.ordered, found.drops_probabilities) == (kernels, ordered, dropout == "0.1")
     assert found.hidden_dropout == "none"
+
+
+@pytest.mark.parametrize(("flags", "hidden"), [("", "fused"), ("hidden-dropout 0.0", "none"), ("dropout 0.1", "fused")])
+def test_megatron_of_2021_has_its_default_of_dropout(tmp_path: Path, flags: str, hidden: str) -> None:
+    row = {"date": "2022-05", "flash_attention": "False", "other_flags": f"Megatron-LM; {flags}"}
+    assert machine(tmp_path, **row)[0].software.hidden_dropout == hidden
+    untold = machine(tmp_path, **{**row, "other_flags": "Megatron-DeepSpeed"})[0].software  # its `passes` include it
+    assert untold.hidden_dropout == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "starts"),
+    [
+        ({"date": "2022-05", "other_flags": "Megatron-LM", "pp": "8"}, (14, 2)),
+        ({"date": "2022-05", "other_flags": "Megatron-LM", "pp": "1"}, (12, 0)),
+        ({"date": "2022-11", "other_flags": "Megatron-LM", "pp": "8"}, (0, 0)),  # timers no longer wait
+        ({"date": "2022-05", "other_flags": "NeMo", "pp": "8"}, (0, 0)),
+        ({"date": "2022-05", "other_flags": "Megatron-DeepSpeed", "pp": "8"}, (0, 0)),
+    ],
+)
+def test_megatron_of_2021_waits_for_the_device_at_every_pass(
+    tmp_path: Path, changes: dict[str, str], starts: tuple[int, int]
+) -> None:
+    assert machine(tmp_path, flash_attention="False", **changes)[0].software.starts == starts
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,24 @@ def test_sums_of_16_bits_move_six_bytes_of_a_parameter() -> None:
         assert prices.accumulation[0] == pytest.approx(float(moved))
 
 
+@pytest.mark.parametrize(("precision", "each"), [("fp16", 4 + 8 + 4), ("bf16", 4 + 4)])
+def test_an_update_with_passes_of_its_own_moves_more(precision: str, each: int) -> None:
+    """Gradients set to zero, in fp16 scaled back, and masters read again to round weights."""
+    weight = TensorType(shape=(4096, 16384), dtype={"fp16": "float16", "bf16": "bfloat16"}[precision])
+    stored = [StoredParameter(weight=(one,), gradient=(two,), state=(three,)) for one, two, three in (COPIES,)]
+
+    def update(*, apart: bool) -> float:
+        software = replace(load_software("megatron-2021"), updates_apart=apart)
+        cluster = load_profile("a100-80gb").with_devices(8).with_software(software)
+        pricers = Pricers.of(build_mesh(cluster, (8,)), cluster)
+        return float(price_parameter(weight, True, stored, precision, "adamw", pricers, DEFAULT).update[0])
+
+    device = load_profile("a100-80gb").device
+    moved = operator_time(op_class="optimizer", flops=0.0, bytes_moved=each * weight.numel, dtype="fp32", device=device)
+    assert update(apart=True) - update(apart=False) == pytest.approx(float(moved))
+    assert load_software("megatron-2021").updates_apart
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_published_runs_that_send_whole_parameters_or_reduce_every_micro_batch(tmp_path: Path) -> None:

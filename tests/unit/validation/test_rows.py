@@ -342,21 +342,35 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
     ("name", "published", "flags", "family"),
     [
         ("GPT-2 124M", "0.124", "", "gpt"),  # 0.12448; a Nemotron with shared embeddings has 0.12359
-        ("gpt2", "0.124", "bias=False", "gpt"),
+        ("gpt2", "0.1236", "bias=False", "gpt"),
         ("gpt2", "0.124", "rotary; RMS norm without weights", "nemotron"),
+        ("GPT 124M", "0.124", "position-embedding-type rope", "nemotron"),
+        ("Nemotron-4", "0.124", "", "nemotron"),
+        ("small", "0.124", "squared ReLU", "nemotron"),
         ("gpt2", "0.124", "no rotary embeddings", "gpt"),
-        ("GPT-20", "0.1236", "", "nemotron"),
-        ("small", "0.1622", "", "nemotron"),  # a head of its own
         ("small", "", "", "gpt"),
     ],
 )
-def test_a_gpt_2_is_no_nemotron_that_has_as_many_parameters(
+def test_a_gpt_is_no_nemotron_that_has_as_many_parameters(
     tmp_path: Path, name: str, published: str, flags: str, family: str
 ) -> None:
     small = {"n_layers": "12", "hidden": "768", "ffn_hidden": "3072", "n_heads": "12", "n_kv_heads": "12"}
     small |= {"vocab": "50304", "seq_len": "1024", "head_dim": "64", "model": name, "notes": ""}
     found = run_of(one(tmp_path, **small, n_params_B=published, other_flags=flags)).job.model
-    assert found.family == family
+    assert (found.family, found.tied) == (family, True)
+
+
+@pytest.mark.parametrize(
+    ("published", "tied"),
+    [("175", True), ("175.0", True), ("174.6", True), ("175.2", False), ("175200M", False), ("177", False)],
+)
+def test_a_gpt_shares_its_embeddings_unless_its_published_number_is_too_large(
+    tmp_path: Path, published: str, tied: bool
+) -> None:
+    gpt3 = {"n_layers": "96", "hidden": "12288", "ffn_hidden": "49152", "n_heads": "96", "n_kv_heads": "96"}
+    gpt3 |= {"vocab": "51200", "seq_len": "2048", "head_dim": "128", "model": "GPT3-175B", "notes": ""}
+    found = run_of(one(tmp_path, **gpt3, n_params_B=published)).job.model
+    assert (found.family, found.tied) == ("gpt", tied)
 
 
 def test_mindspore_shares_out_gradients_that_nothing_adds_up(tmp_path: Path) -> None:

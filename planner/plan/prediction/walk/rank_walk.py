@@ -75,6 +75,7 @@ class RankWalk:
         cost.memory["transient"] *= 2 if self.walk.in_pairs else self.plan.training.interleave
         cost.memory["transient"] += self.software.buffers
         self._launch_ahead()
+        self._start_passes()
         for stage in self.plan.stages_of(self.rank):
             self.walk.together.end_stage(cost, cost.chunks[stage // self.plan.pipeline], stage)
         parameters.add(self.at_once)
@@ -162,6 +163,18 @@ class RankWalk:
             saved = launches.ahead + further * (launches.late - launches.ahead)
             cost.chunks[number].save(name, saved)
             cost.ahead += saved
+
+    def _start_passes(self) -> None:
+        """Add what the host launches at the start of each pass while the device waits for it."""
+        each = self.walk.cluster.device.host_latency * self.software.host
+        trains = self.plan.schedule_kind.trains
+        forward, backward = (each * number for number in self.software.starts)
+        for chunk in self.cost.chunks:
+            chunk.forward.add(work=forward)
+            self.cost.micro_batch["forward"] += forward
+            if trains:
+                chunk.backward.add(work=backward)
+                self.cost.micro_batch["backward"] += backward
 
     def _hold_blocks(self) -> None:
         """Add the block that holds most during its backward pass: one for each micro-batch that runs beside others."""
