@@ -16,6 +16,7 @@ from planner.cli.waiting import waiting
 
 if TYPE_CHECKING:
     from planner.api.replanning import Replanned
+    from planner.plan.plan import Plan
 
 SCHEMA_VERSION = 1  # of the object that `plan replan --json` prints
 
@@ -61,10 +62,23 @@ def replan(
             write_json("plan replan", {**content, "stopped": stopped()})
             return
         _show(content)
+        if left := _levels_left_out(plan, found.plan):
+            say(left)
         if output is not None:
             say(f"Plan written to {output}")
         if stopped():
             say(f"{SAID}: there may be faster plans.")
+
+
+def _levels_left_out(before: "Plan", after: "Plan") -> str:
+    """What to say where the network levels of a plan are not those of the new one; empty where they are."""
+    levels, now = before.cluster.composition, after.cluster
+    if not levels or levels == now.composition:
+        return ""
+    return (
+        f"The network is that of the profile {now.profile}. The plan's own levels ({levels}) are kept only for a"
+        f" profile with the name {before.cluster.profile}."
+    )
 
 
 def _content(files: tuple[Path, Path | None], found: "Replanned") -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 In transformers their routing exports either as a loop that depends on the data, or as products of
 all experts with all tokens; here it is one operator, whose experts may be divided. The computation is the same, except
-that labels are not shifted here, so they are the next tokens; and weights of experts have names of their own.
+that labels are not shifted here, so they are the next tokens; that weights of experts have names of their own; and that
+the load-balancing loss (with output_router_logits) is that of Megatron-LM: the sum of the losses of all layers, each
+by shares of choices. Transformers takes one loss of the loads of all layers, by choices per token: with K experts of a
+token and even loads it is K times the mean of these losses.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from hardware_profiles import load_profile
 from hardware_profiles.run_record import dump_run_record
+from planner.cli.commands.replan import _levels_left_out
 from planner.cli.main import app
 from planner.plan.file import load_plan
 from tests.unit.cli.test_answers import TINY, record_of
@@ -95,3 +96,13 @@ def test_a_plan_stays_where_nothing_is_faster(tmp_path: Path, monkeypatch: pytes
     again = CliRunner().invoke(app, ["replan", "first.json", "--hardware", "cpu", "-o", "second.json"])
     assert "No plan was found that takes 0.1% less: this one stays." in again.stdout
     assert load_plan(Path("second.json")) == load_plan(Path("first.json"))
+
+
+def test_network_levels_that_are_left_out_are_named() -> None:
+    """A copy of the profile under another name priced a plan by the network of the profile, without a word."""
+    plan = load_plan(Path(__file__).parents[2] / "distributed" / "llama-tiny-in-two.json")
+    composed = replace(plan, cluster=replace(plan.cluster, composition="node=4,cluster@25"))
+    other = replace(plan, cluster=replace(plan.cluster, profile="mine"))
+    assert _levels_left_out(composed, composed) == _levels_left_out(plan, other) == ""
+    said = _levels_left_out(composed, other)
+    assert all(word in said for word in ("mine", "node=4,cluster@25", plan.cluster.profile))
