@@ -21,8 +21,9 @@ Graphs = Literal["none", "router", "attention", "step"]
 """The part of a block with experts that is in CUDA graphs, which the host launches at once: the router and the sorting
 of rows for their exchange; everything but the experts; or everything."""
 
-ComposedLoss = Literal["", "megatron", "pytorch", "inductor"]
-"""A cross entropy in one kernel (empty), or in the kernels of Megatron-LM or of PyTorch."""
+ComposedLoss = Literal["", "megatron", "pytorch", "pytorch-16", "inductor"]
+"""A cross entropy in one kernel (empty), or in the kernels of Megatron-LM or of PyTorch, with logits in fp32 or in 16
+bits, or of a compiler."""
 
 HiddenDropout = Literal["none", "fused", "apart"]
 """Whether branches are dropped out before they are added to the residual stream, and by which kernel."""
@@ -88,7 +89,8 @@ class Software:
             for each operator of the graph. It is higher if casts, bias and dropout are kernels of their own, lower if a
             compiler fuses chains.
         composed_loss: whose kernels compute the loss one after the other, in fp32, instead of one kernel for all of it.
-            Those that a compiler makes ("inductor") read logits as they are, without a cast before.
+            Those that a compiler makes ("inductor") read logits as they are, without a cast before, as do PyTorch's of
+            a model whose logits stay in 16 bits ("pytorch-16").
         composed_norms: whether RMS norms are chains of PyTorch operators, in fp32, instead of one kernel each
             (`LlamaRMSNorm` of transformers).
         host: time of the host to launch an operator, in units of `Device.host_latency`.
@@ -181,6 +183,8 @@ class Software:
         row_bytes: bytes for each element of the rows of experts that move in the forward and the backward pass beyond
             the copies of `costmodels.kernels.experts`.
         graphs: the part of blocks with experts that is in CUDA graphs.
+        masks_apart: with unfused attention, whether scaling and masking of the scores are kernels of their own, beside
+            the softmax (PyTorch's operators).
         softmax_heads: with unfused attention, the fused softmax needs a multiple of this many (sample, head) pairs on a
             device. Otherwise PyTorch computes it in fp32, kernel by kernel.
         casts: share of the operands of fp8 products that a kernel of its own casts in the forward pass; the others are
@@ -278,6 +282,7 @@ class Software:
     ordered: bool = False
     hidden_dropout: HiddenDropout = "none"
     drops_tokens: bool = False
+    masks_apart: bool = False
     softmax_heads: int = 1
     graphs: Graphs = "none"
     row_bytes: tuple[Bytes, Bytes] = (0.0, 0.0)

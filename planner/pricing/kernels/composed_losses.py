@@ -8,6 +8,7 @@ gradient, are operators of the graph and are counted there, except where a compi
     pytorch    forward    log_softmax of rows that do not fit in shared memory: maximum 4, sum 4, result 8            16
                backward   nll_loss: a tensor of zeros 4; log_softmax: sum of the gradient 4, result 12                20
                (aten/src/ATen/native/cuda/SoftMax.cu: cunn_SoftMaxForward, cunn_SoftMaxBackward; NLLLoss)
+    pytorch-16 the same kernels, of logits in 16 bits that nothing casts: 8 forward, 10 backward
     inductor   forward    maximum of the row 2, sum of the exponentials 2                                              4
                backward   logits 2, their gradient 2                                                                   4
                (torch/_inductor/decomposition.py: _log_softmax as amax, exp and sum; the scheduler fuses what reads the
@@ -24,11 +25,12 @@ from costmodels import element_bytes
 from planner.pricing.kernels.call import Array, KernelCall, passed
 
 INDUCTOR = "inductor"
+NARROW = "pytorch-16"
 
-FORWARD = {"megatron": 32.0, "pytorch": 16.0, INDUCTOR: 8.0}
+FORWARD = {"megatron": 32.0, "pytorch": 16.0, NARROW: 8.0, INDUCTOR: 8.0}
 """Bytes per logit in the forward pass, of logits in fp32."""
 
-BACKWARD = {"pytorch": 20.0, INDUCTOR: 8.0}
+BACKWARD = {"pytorch": 20.0, NARROW: 10.0, INDUCTOR: 8.0}
 """Bytes per logit in the backward pass, where that is not a single kernel."""
 
 _LONG = 4  # bytes of an element of fp32
@@ -44,7 +46,7 @@ def is_composed_loss(call: KernelCall) -> bool:
 
 def reads_cast(call: KernelCall) -> bool:
     """Whether an operator is a cast that kernels of the loss read through, or a loss whose kernels do."""
-    return call.software.composed_loss == INDUCTOR and call.rule.joins_loss
+    return call.software.composed_loss in (INDUCTOR, NARROW) and call.rule.joins_loss
 
 
 def composed_loss_seconds(call: KernelCall) -> Array:
@@ -60,8 +62,8 @@ def composed_loss_backward(call: KernelCall) -> Array | None:
 
 def _width(call: KernelCall) -> float:
     """The width of what is read of a logit, relative to fp32."""
-    short = call.software.composed_loss == INDUCTOR and element_bytes(call.dtype) < _LONG
-    return 0.5 if short or reads_cast(call) else 1.0
+    compiled = call.software.composed_loss == INDUCTOR
+    return 0.5 if compiled and (element_bytes(call.dtype) < _LONG or call.rule.joins_loss) else 1.0
 
 
 def _logits(call: KernelCall) -> Array:

@@ -4,6 +4,7 @@
     products    q k^T, p v                 2 matmuls                            4 matmuls
     softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
                 fused, causal              1.5 w E: the masked half is zero     2 w E
+    scale and mask, if they are kernels of their own    4 w E                   4 w E
     dropout, if the software has it        read, write, mask: (2 w + 1) E       (2 w + 1) E
     ALiBi, if the software has it      slopes copied and added to: 2 w E   nothing
     heads put together again               read and write the result            the same for its gradient
@@ -77,12 +78,13 @@ def unfused_seconds(shape: AttentionShape, call: KernelCall) -> tuple[Array, Arr
     read = 1.0 - 0.5 * half  # share of the scores read: the fused softmax skips masked ones
     forward = products((q, k, d), (q, v, k)) + passed(call, ((read + 1) * width + wide * _CAST_FORWARD) * scores)
     biases = passed(call, 2 * width * scores) if call.software.biased else nothing
-    forward = forward + biases + dropped + together
+    apart = passed(call, 4 * width * scores) if call.software.masks_apart else nothing
+    forward = forward + biases + dropped + together + apart
     if not call.graded:
         return forward, nothing
     backward = products((q, d, k), (k, d, q), (q, k, v), (k, v, q))
     kept = (2 * read + 1) * width + wide * _CAST_BACKWARD
-    return forward, backward + passed(call, kept * scores) + dropped + together
+    return forward, backward + passed(call, kept * scores) + dropped + together + apart
 
 
 def in_fp32(call: KernelCall) -> Array:

@@ -39,7 +39,8 @@ def as_allocated(row: Row, stack: Software, zero: int, optimizer: str) -> Softwa
         return stack
     one_kernel = mentions(told_of(row), _ONE_KERNEL) or (uses_torchtitan(row) and not stack.foreach)
     buffers = stack.buffers
-    if stack.loss != "pieces" and row.precision() != "fp32" and (buffers or stack.composed_loss == "pytorch"):
+    copied = stack.loss != "pieces" and stack.composed_loss != "pytorch-16" and row.precision() != "fp32"
+    if copied and (buffers or stack.composed_loss == "pytorch"):
         buffers -= _FREED_LOGIT * logits_of(row)
     buckets = _has_buckets(row, zero)
     views = buckets and mentions(told_of(row), _BUCKET_VIEWS)

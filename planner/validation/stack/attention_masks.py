@@ -6,6 +6,7 @@ sliding_window=4096, window size 4096                  a window of that size, in
 window_pattern SSSL                                    layers that differ: the window with the same work
 alibi, BLOOM, Baichuan 13B                             a bias, which PyTorch's kernels read as a mask
 padding mask                                           a mask that PyTorch's kernels read
+attention of PyTorch's operators                       scores scaled and masked by kernels of their own
 GPT-OSS                                                learned sinks
 """
 
@@ -13,10 +14,10 @@ import math
 import re
 from dataclasses import replace
 
-from hardware_profiles import AttentionKernels, Software, load_software
+from hardware_profiles import PYTORCH, AttentionKernels, Software, load_software
 from planner.errors import RequestError
 from planner.validation.frameworks.recipes import release_of
-from planner.validation.frameworks.traits import HUGGING_FACE, flags_of
+from planner.validation.frameworks.traits import HUGGING_FACE, flags_of, uses_torchtitan
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
 from planner.validation.stack.attention_kernels import calls_torch, has_padding_mask
@@ -103,6 +104,19 @@ def _has_alibi(row: Row) -> bool:
 def _by_torch(row: Row, attention: AttentionKernels) -> bool:
     """Whether attention is torch's scaled_dot_product_attention, which does not support ALiBi."""
     return row.text("flash_attention").lower() == "sdpa" or attention == "sdpa"
+
+
+def with_masks_apart(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with scores that kernels of their own scale and mask, if its attention is of PyTorch's operators.
+
+    A model that writes attention out divides the scores, fills in the mask and then calls softmax. Megatron's
+    kernel does all three; torchtitan calls PyTorch's `scaled_dot_product_attention`, which scales queries and keys.
+    """
+    written_out = stack.name == PYTORCH.name or (stack.name == "fsdp" and not uses_torchtitan(row))
+    if stack.attention != "unfused" or stack.softmax_heads > 1 or not written_out:
+        return stack
+    notes.append("scores of attention are scaled and masked by kernels of their own")
+    return replace(stack, masks_apart=True)
 
 
 def with_padding_mask(row: Row, stack: Software, notes: list[str]) -> Software:

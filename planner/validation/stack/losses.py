@@ -3,6 +3,7 @@
 one kernel of Triton or CUDA, Liger                    its gradient replaces the logits
 fused linear cross entropy (Liger), a loss in chunks   a piece of the logits at a time
 eager cross entropy in a compiled stack                all logits in fp32
+loss in 16 bits                                        no copy of the logits in fp32
 logits held, use_cache                                 logits in fp32 through the backward pass
 tensor parallelism of PyTorch without loss_parallel    logits of all words on every device
 PyTorch's cross entropy of whole logits                copies in fp32 beside those that every loss has
@@ -10,7 +11,7 @@ PyTorch's cross entropy of whole logits                copies in fp32 beside tho
 
 from dataclasses import replace
 
-from hardware_profiles import Software
+from hardware_profiles import PYTORCH, Software
 from planner.validation.frameworks.aleph_alpha import is_aleph_alpha
 from planner.validation.frameworks.traits import HUGGING_FACE, OWN_VOCABULARY, Trait, flags_of, sharding_flags, told_of
 from planner.validation.reading.rows import Row
@@ -28,8 +29,15 @@ _PLAIN_LOSS = Trait(
     words=r"\beager (?:loss|cross[- ]entropy)",
     stacks=("fsdp-compiled",),
     changes={"loss": "whole"},
-    note="the loss is not compiled, and has all logits in fp32",
+    note="the loss is not compiled, and has all logits",
 )
+
+_NARROW_LOSS = r"\bloss in (?:bf16|16 bits)"
+"""Words for PyTorch's cross entropy of logits that nothing casts to fp32: a model in bf16 without autocast, whose
+loop passes its result to `torch.nn.functional.cross_entropy`. Its kernels sum in fp32, and write 16 bits."""
+
+_NARROW_LOGIT = 6.0
+"""Bytes of a logit that `loss` counts and such a loss has not: a copy in fp32, and half of what autograd keeps."""
 
 _HELD_LOGITS = r"\blogits (?:are )?held\b"
 """Words for fp32 logits that a variable still holds while gradients are computed, although PyTorch's cross entropy no
@@ -115,6 +123,11 @@ def with_chunked_loss(row: Row, stack: Software, notes: list[str]) -> Software:
 
 def with_loss_of_pytorch(row: Row, stack: Software, notes: list[str]) -> Software:
     """The stack with PyTorch's own cross entropy, kernel by kernel, if its loss has whole logits."""
+    own = stack.name == PYTORCH.name or stack.name.startswith("fsdp")
+    if own and stack.loss == "whole" and mentions(sharding_flags(row), _NARROW_LOSS):
+        notes.append("logits stay in 16 bits in the loss")
+        buffers = stack.buffers - _NARROW_LOGIT * logits_of(row)
+        return replace(stack, buffers=buffers, composed_loss="pytorch-16")
     if stack.loss != "whole" or not (stack.name.startswith("fsdp") or gathers_logits(row)):
         return stack
     return replace(stack, buffers=stack.buffers + _further_copies(row), composed_loss="pytorch")

@@ -28,6 +28,7 @@ from planner.validation.reading.rows import Row
 from planner.validation.stack.attention_kernels import attention_of
 from planner.validation.stack.attention_masks import (
     with_alibi,
+    with_masks_apart,
     with_padding_mask,
     with_repeated_keys,
     with_sinks,
@@ -120,6 +121,7 @@ _AFTER: tuple[_Change, ...] = (
     in_one_order,
     with_alibi,
     with_padding_mask,
+    with_masks_apart,
     with_repeated_keys,
     with_experts,
     with_graphs,

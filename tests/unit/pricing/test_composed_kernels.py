@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from costmodels import operator_time
 from hardware_profiles import PYTORCH, Software
+from hardware_profiles.software import ComposedLoss
 from planner.graph.call import Call
-from planner.graph.operator_graph import TensorType
+from planner.graph.operator_graph import CASTS, TensorType
 from planner.graph.trace import trace
 from planner.pricing import OperatorPrices, price_operator
 from planner.sharding.mesh import build_mesh
@@ -71,10 +72,10 @@ class Headed(torch.nn.Module):
         return loss + long_BV.mean() if self.way == "read twice" else loss
 
 
-@pytest.mark.parametrize(("way", "within"), [("cast", True), ("short", False), ("read twice", False)])
-def test_a_compiler_reads_logits_within_the_loss(way: str, within: bool) -> None:
+def prices_of_head(way: str, composed_loss: ComposedLoss) -> dict[str, OperatorPrices]:
+    """Prices of the operators of a head and its loss, in one of PyTorch's ways to compute it."""
     graph = trace(Headed(way), (torch.zeros(8, 64, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.int64)))
-    cluster = QUIET.with_software(replace(PYTORCH, composed_loss="inductor"))
+    cluster = QUIET.with_software(replace(PYTORCH, composed_loss=composed_loss))
     mesh, found = build_mesh(cluster, (2, 8)), dict[str, OperatorPrices]()
     for op in graph.operators:
         types = [graph.types[name] for name in op.operands]
@@ -83,10 +84,23 @@ def test_a_compiler_reads_logits_within_the_loss(way: str, within: bool) -> None
         rule = rule_of(graph, op)
         strategy = [(None, None)]
         found[op.op] = price_operator(rule, strategy, types, made, graded, mesh, cluster)
+    return found
+
+
+def test_a_loss_of_16_bits_has_no_cast() -> None:
+    found = prices_of_head("cast", "pytorch-16")
+    loss = found["aten.cross_entropy_loss.default"]
+    assert (loss.forward[0], loss.backward[0]) == pytest.approx((moved(8 * 8 * 256), moved(10 * 8 * 256)))
+    assert [float(prices.forward[0]) for op, prices in found.items() if op in CASTS] == [0.0]
+
+
+@pytest.mark.parametrize(("way", "within"), [("cast", True), ("short", False), ("read twice", False)])
+def test_a_compiler_reads_logits_within_the_loss(way: str, within: bool) -> None:
+    found = prices_of_head(way, "inductor")
     loss = found["aten.cross_entropy_loss.default"]
     read = moved((8 if way == "read twice" else 4) * 8 * 256)
     assert (loss.forward[0], loss.backward[0]) == pytest.approx((read, read))
-    casts = [prices for op, prices in found.items() if op in ("aten.to.dtype", "aten._to_copy.default")]
+    casts = [prices for op, prices in found.items() if op in CASTS]
     assert [float(prices.forward[0]) == 0.0 for prices in casts] == ([] if way == "short" else [within])
 
 

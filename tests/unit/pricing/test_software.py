@@ -139,6 +139,9 @@ def test_unfused_attention_is_six_products_and_passes_over_scores() -> None:
     slopes = attention(run_by(replace(PYTORCH, attention="unfused", scores=1.0, biased=True)))
     assert slopes.forward[0] == pytest.approx(without.forward[0] + passed(4 * scores))  # ALiBi: copied, and added to
     assert slopes.backward[0] == without.backward[0]
+    apart = attention(run_by(replace(PYTORCH, attention="unfused", scores=2.0, masks_apart=True)))
+    more = [apart.forward[0] - prices.forward[0], apart.backward[0] - prices.backward[0]]
+    assert more == pytest.approx([passed(8 * scores)] * 2, rel=1e-3), "scaled and masked: read and written twice"
 
 
 def test_attention_that_drops_probabilities_is_unfused_in_this_runtime() -> None:

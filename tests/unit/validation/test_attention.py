@@ -111,6 +111,22 @@ def test_padding_is_a_mask_for_kernels_of_pytorch(
 
 
 @pytest.mark.parametrize(
+    ("changes", "apart"),
+    [
+        ({"stack": "PyTorch"}, True),
+        ({"stack": "PyTorch", "flash_attention": "SDPA"}, False),
+        ({"stack": "Megatron-LM"}, False),
+        ({"stack": "torchtitan"}, False),
+    ],
+)
+def test_a_model_that_writes_attention_out_masks_scores_apart(
+    tmp_path: Path, changes: dict[str, str], apart: bool
+) -> None:
+    known = {"flash_attention": "unfused", "date": "2025-03", "tp": "1", "pp": "1", "dp": "8"}
+    assert machine(tmp_path, 0, **{**known, **changes})[0].software.masks_apart == apart
+
+
+@pytest.mark.parametrize(
     ("changes", "repeats"),
     [
         ({"date": "2025-03"}, True),

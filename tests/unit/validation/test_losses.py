@@ -111,3 +111,19 @@ def test_logits_are_gathered_under_tensor_parallelism_of_pytorch(tmp_path: Path)
         ({"other_flags": "DTensor tensor parallelism"}, True),
     ):
         assert gathers_logits(one(tmp_path, **{**fsdp, **changes})) == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "whose"),
+    [
+        ({"stack": "PyTorch"}, "pytorch-16"),
+        ({"stack": "PyTorch", "compile": "True", "other_flags": "eager loss; loss in bf16"}, "pytorch-16"),
+        ({"stack": "PyTorch", "compile": "True", "other_flags": "eager loss"}, "pytorch"),
+        ({"stack": "Megatron-LM"}, "megatron"),
+    ],
+)
+def test_logits_stay_in_16_bits_where_nothing_casts_them(tmp_path: Path, changes: dict[str, str], whose: str) -> None:
+    told = {"other_flags": "loss in bf16", "tp": "1", "pp": "1", "dp": "8", "date": "2025-03"}
+    software = machine(tmp_path, 0, **{**told, **changes})[0].software
+    assert software.composed_loss == whose
+    assert (software.buffers < 0) == (whose == "pytorch-16"), "less than what `loss` counts"
