@@ -269,6 +269,8 @@ def capacity(
     if not days > 0:
         raise RequestError(f"days = {days}: nothing is trained in no time; give more than 0")
     _check_tokens(tokens)
+    if "," in hardware and ":" not in hardware:
+        raise RequestError(f"hardware = {hardware}: capacity looks at one profile; ask once for each of them")
     node = parts_of(machine_given(hardware))[0].devices_per_node or 8
     sizes = sorted({node * times * 2**k for times in (1, 3) for k in range(24) if node * times * 2**k <= most})
     looked: dict[int, Outcome] = {}

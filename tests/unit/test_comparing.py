@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import planner
 from planner.api import comparing
 from planner.api.comparing import Case, Outcome
-from planner.cli.commands.compare_cases import parse_prices
+from planner.cli.commands.compare_cases import days_text, parse_prices
 from planner.cli.main import app
 from planner.errors import RequestError
 from planner.plan.plan import Plan
@@ -124,6 +124,19 @@ def test_prices_are_read() -> None:
 def test_numbers_that_no_training_has_are_refused(options: dict[str, float], facts: tuple[object, ...]) -> None:
     with refused(RequestError, *facts):
         planner.capacity("llama-tiny", "h100", tokens=1e9, **options)
+
+
+def test_a_capacity_is_that_of_one_profile() -> None:
+    with refused(RequestError, "h100,b200", "one profile"):
+        planner.capacity("llama-tiny", "h100,b200", days=1, tokens=1e9)
+
+
+@pytest.mark.parametrize(
+    ("days", "available", "told"),
+    [(30.011737, 30, "30.01"), (30.0004, 30, "30.0004"), (29.99, 30, "30"), (38.84, 30, "38.8"), (30.0, 30, "30")],
+)
+def test_days_beyond_those_available_look_like_it(days: float, available: float, told: str) -> None:
+    assert days_text(days, available) == told
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -270,12 +271,19 @@ def _write_csv(rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def _print_cases(
-    outcomes: "Sequence[Outcome]", fastest: "Outcome | None" = None, cheapest: "Outcome | None" = None
+    outcomes: "Sequence[Outcome]",
+    fastest: "Outcome | None" = None,
+    cheapest: "Outcome | None" = None,
+    available: float | None = None,
 ) -> None:
-    """One table; columns that are empty, or equal in all cases, are left out."""
+    """One table; columns that are empty, or equal in all cases, are left out. `available` days are enough, or not, in
+    the digits that are shown."""
     from planner.report.table import table_of
 
     cells = [_cells(one, fastest, cheapest) for one in outcomes]
+    if available is not None:
+        for row, one in zip(cells, outcomes, strict=True):
+            row["days"] = _middle(one.days, partial(days_text, available=available))
     first = ("model", "software")
     names = [
         name
@@ -329,6 +337,13 @@ def _middle(interval: "Interval | None", text: Any) -> str:
     return "" if interval is None else str(text(interval[0]))
 
 
+def days_text(days: float, available: float) -> str:
+    """Days, with more than three digits where the days `available` are a little too few: 30.01 of 30."""
+    if days <= available or _number(days) != _number(available):
+        return _number(days)
+    return next(text for digits in range(4, 18) if float(text := f"{days:.{digits}g}") > available)
+
+
 def _number(value: float) -> str:
     """Three digits, with thousands separated."""
     for least, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
@@ -352,7 +367,7 @@ def _remark(found: "CaseComparison", failures: float) -> None:
 
 
 def _print_capacity(found: "Capacity", stopped: bool) -> None:
-    _print_cases(found.looked_at)
+    _print_cases(found.looked_at, available=found.days)
     console, answer = console_of(), found.answer
     if stopped:
         console.print(f"{SAID}: {'more devices may be enough' if answer is None else 'fewer devices may be enough'}.")
