@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from planner.cli import entry
 from planner.cli.main import app, main
 from tests.refusals import says
 
@@ -280,6 +281,23 @@ def test_a_reader_that_has_enough_is_no_error(words: str) -> None:
     finally:
         os.close(writes)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pressed:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "planner.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "planner.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Pressed, *sys.meta_path])
+    with pytest.raises(SystemExit) as left:
+        entry.main()
+    assert left.value.code == 130
+    assert capsys.readouterr() == ("", "plan: interrupted\n")
 
 
 def test_a_full_disk_under_stdout_is_no_fault_of_ours(
