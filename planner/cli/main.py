@@ -5,6 +5,7 @@ planner, 130 interrupted, 141 stdout closed.
 """
 
 import errno
+import io
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated
@@ -121,7 +122,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def main() -> None:
     """Entry point of the `plan` script. An unexpected error is a fault of ours: it prints one line and writes a file
-    for the report. A full disk under stdout is none."""
+    for the report. A full disk under stdout is none. Characters that stdout does not have (µ in ASCII) are escaped."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with whole_process():
             app(prog_name="plan")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,9 +12,14 @@ from planner.errors import PlanFileError
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Write a file whole or not at all; with `private` for its owner alone, whatever the umask is.
-    A link stays, and the file that it names is written. Raises PlanFileError where it cannot be written."""
+    A link stays, and the file that it names is written. A device or a pipe (/dev/null) stays too, and gets the text.
+    Raises PlanFileError where it cannot be written."""
     temporary = None
     try:
+        if _is_special(path):
+            with path.open("w", encoding="utf-8") as device:
+                device.write(text)
+            return
         place = path if private else Path(os.path.realpath(path))
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -41,6 +47,8 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
 def check_place(path: Path, read: Iterable[str | os.PathLike[str] | None] = ()) -> None:
     """Raise PlanFileError where a file cannot be written, or is one of those that are read, before anyone has waited
     for its content. What is read may be a name that is no file."""
+    if str(path) == "-":
+        raise PlanFileError("-: is no file, and commands write none to stdout; name a file, or /dev/stdout")
     try:
         number = errno.EISDIR if path.is_dir() else _folder_errno(path)
         if any(one and path.exists() and os.path.exists(one) and path.samefile(one) for one in read):
@@ -51,8 +59,20 @@ def check_place(path: Path, read: Iterable[str | os.PathLike[str] | None] = ()) 
         raise _unwritable(path, OSError(number, os.strerror(number)))
 
 
+def _is_special(path: Path) -> bool:
+    """Whether there is a device, a pipe or a socket, which no file may replace."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def _folder_errno(path: Path) -> int:
-    """The error of creating a file in the folder of a path, or in the first folder above that exists; 0 for none."""
+    """The error of creating a file in the folder of a path, or in the first folder above that exists; 0 for none. Of
+    a device or a pipe, that of writing into it."""
+    if _is_special(path):
+        return 0 if os.access(path, os.W_OK) else errno.EACCES
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         return errno.ENOTDIR

@@ -2,6 +2,7 @@
 and no traceback."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -281,6 +282,15 @@ def test_a_reader_that_has_enough_is_no_error(words: str) -> None:
     finally:
         os.close(writes)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_characters_that_stdout_does_not_have_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr("planner.cli.main.app", lambda **_: print("870 µs"))
+    main()
+    stdout.flush()
+    assert stdout.buffer.getvalue() == b"870 \\xb5s\n"  # type: ignore[attr-defined]
 
 
 def test_ctrl_c_while_the_commands_are_imported_is_one_line(

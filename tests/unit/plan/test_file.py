@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -528,3 +529,24 @@ def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert kept.read_text() == "after"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "plan.json", "plan.json"]
+
+
+def test_a_device_or_a_pipe_is_written_into_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reads = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        writing.check_place(pipe)
+        writing.write_atomically(pipe, "text")
+        assert os.read(reads, 10) == b"text"
+    finally:
+        os.close(reads)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+    writing.check_place(Path(os.devnull))
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_dash_is_no_file() -> None:
+    with pytest.raises(PlanFileError, match="name a file, or /dev/stdout"):
+        writing.check_place(Path("-"))
