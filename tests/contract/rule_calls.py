@@ -192,6 +192,9 @@ def _contractions() -> Iterator[tuple[Any, ...]]:
     yield "linear.default", x, _random(4, 8), _random(4)
     yield "linear.default", _random(8), _random(4, 8), _random(4)
     yield "addmm.default", _random(6), _random(4, 8), _random(8, 6)
+    yield "addmm.default", "a matrix", _random(4, 6), _random(4, 8), _random(8, 6)
+    yield "addmm.default", "a row", _random(1, 6), _random(4, 8), _random(8, 6)
+    yield "addmm.default", "a column", _random(4, 1), _random(4, 8), _random(8, 6)
     yield "addmm.default", "scaled", _random(6), _random(4, 8), _random(8, 6), {"beta": 0.5, "alpha": 2.0}
     yield "matmul.default", x, _random(8, 4)
     yield "matmul.default", _random(4, 6, 8), _random(4, 8, 2)

@@ -241,7 +241,7 @@ def _single_extents(used: Sequence[tuple[list[str], TensorType]]) -> dict[str, i
         tokens = _tokens(words)
         if tokens and tokens[0] == ("...",):
             tokens = tokens[1:]
-        for token, extent in zip(tokens, tensor.shape[len(tensor.shape) - len(tokens) :], strict=True):
+        for token, extent in zip(tokens, tensor.shape[-len(tokens) :], strict=False):  # fewer dims fit no pattern
             if len(token) == 1:
                 extents.setdefault(token[0], extent)
     return extents
@@ -250,7 +250,7 @@ def _single_extents(used: Sequence[tuple[list[str], TensorType]]) -> dict[str, i
 def _match(table: FactorTable, words: list[str], shape: Sequence[int], extents: dict[str, int], op: str) -> Dims:
     tokens = _tokens(words)
     if tokens and tokens[0] == ("...",):
-        lead = len(shape) - (len(tokens) - 1)
+        lead = max(0, len(shape) - (len(tokens) - 1))
         tokens = [(name,) for name in leading_names(lead)] + tokens[1:]
     if len(tokens) != len(shape):
         raise RuleError(f"{op}: the rule expects {len(tokens)} dims, the tensor has shape {tuple(shape)}")

@@ -65,7 +65,7 @@ _LINEAR = Einsum(
     saves=_BOTH,
 )
 _ADDMM = Einsum(
-    pattern="o, b i, i o -> b o", op_class="matmul", work=((2.0, ""),), addends=(0,), saves=((1, (2,)), (2, (1,)))
+    pattern="... o, b i, i o -> b o", op_class="matmul", work=((2.0, ""),), addends=(0,), saves=((1, (2,)), (2, (1,)))
 )
 
 _ATTENTION = Einsum(

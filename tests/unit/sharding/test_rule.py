@@ -299,6 +299,8 @@ def test_keys_are_whole_where_query_heads_are_split_alone() -> None:
             (0, "(4,)"),
         ),
         ("embedding.default", [tensor(4, 6)], tensor(4), ("h", 6, 4)),
+        ("nll_loss_nd.default", [tensor(6), tensor()], tensor(), (2, "(6,)")),
+        ("addmm.default", [tensor(), tensor(4, 8), tensor(8, 6)], tensor(4, 6), (1, "()")),
     ],
 )
 def test_calls_that_do_not_match(
