@@ -168,8 +168,8 @@ def measured_terms(run: MeasuredRun, clock: Clock = "wall") -> dict[str, Seconds
 
 
 def predicted_peak(prediction: Prediction, device_type: str) -> Bytes:
-    """The prediction of the peak that a run measures: on a CPU resident memory, in which a rank's host memory is, too;
-    on an accelerator what its tensors take (`max_memory_allocated`)."""
+    """The prediction of the peak that a run measures: on a CPU resident memory, a rank's host memory included; on an
+    accelerator the memory of its tensors (`max_memory_allocated`)."""
     if device_type == "cpu":
         return prediction.peak_bytes + dict(prediction.offloaded).get("host", 0.0)
     return prediction.peak_bytes - dict(prediction.memory).get(SLACK, 0.0)
