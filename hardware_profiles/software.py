@@ -162,6 +162,8 @@ class Software:
         gathers_inputs_narrow: whether inputs of fp8 products, and gradients of their results, are cast to fp8 before
             tensor-parallel devices gather them (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
         dispatcher: how rows reach their experts.
+        buffers_of_experts: (tokens of a sequence, rows of an expert's buffer over the average), if products with masks
+            bring the tokens of each sequence into buffers of a fixed size for every expert, and back (GShard).
         fused_experts: whether one kernel multiplies the rows of all experts, applies the activation, and casts operands
             to fp8.
         routes_fused: whether Transformer Engine's kernels choose experts and compute the auxiliary loss
@@ -272,6 +274,7 @@ class Software:
     gathers_narrow: bool = False
     gathers_inputs_narrow: bool = False
     dispatcher: Dispatcher = "alltoall"
+    buffers_of_experts: tuple[int, float] = (0, 1.0)
     fused_experts: bool = False
     sinks: float = 1.0
     has_sinks: bool = False

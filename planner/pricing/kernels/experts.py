@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from costmodels import ExpertsShape, element_bytes, experts_backward_time, experts_time
+from costmodels import ExpertsShape, element_bytes, experts_backward_time, experts_time, matmul_time
 from planner.pricing.kernels.call import SHORT, Array, KernelCall, passed
 from planner.pricing.kernels.products import cast_in_blocks_seconds, cast_seconds
 from planner.sharding.rules.experts import matrices_of
@@ -24,8 +24,9 @@ def experts_seconds(call: KernelCall) -> tuple[Array, Array]:
     roles = {role: call.extent(factors) for role, factors in call.rule.roles}
     matrices = matrices_of(call.rule)
     computed = call.flops / (2 * len(matrices) * roles["width"] * roles["hidden"])
+    sequence, fill = call.software.buffers_of_experts
     shape = ExpertsShape(
-        tokens=computed / roles["choices"],
+        tokens=computed / roles["choices"] * fill,
         choices=roles["choices"],
         experts=held_experts(call, roles["experts"]),
         width=roles["width"],
@@ -44,7 +45,33 @@ def experts_seconds(call: KernelCall) -> tuple[Array, Array]:
     else:
         rows, weights = not {0, 1}.isdisjoint(call.graded), not {*matrices}.isdisjoint(call.graded)
         backward = np.asarray(experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights))
+    if sequence:
+        moved = _moved_by_products(call, shape, sequence)
+        forward, backward = forward + moved[0], backward + moved[1]
     return _cast_experts(call, shape, (forward, backward)) if call.rule.casts else (forward, backward)
+
+
+def _moved_by_products(call: KernelCall, shape: ExpertsShape, sequence: int) -> tuple[Array, Array]:
+    """Seconds of the products by which tokens reach the buffers of their experts, and come back (Lepikhin et al. 2020,
+    arXiv 2006.16668, algorithm 1; `dense_matmul` of MaxText, src/MaxText/layers/moe.py at 019f0175).
+
+    Of each sequence of S tokens, all experts have E C rows in their buffers. A mask of S x E C, one-hot, brings tokens
+    there, and one of the weights brings results back:
+
+        forward     (E C, h, S) + (S, h, E C)               rows x columns x depth; both masks are written
+        backward    (S, h, E C) + (E C, h, S) of the tokens and of the results, (S, E C, h) of the weights' mask, whose
+                    gradient is written and read
+    """
+    fill, each = call.software.buffers_of_experts[1], np.ones(len(call.extents))
+    one, slots, hidden = sequence * each, fill * sequence * shape.choices * each, shape.hidden * each
+    groups = np.maximum(np.asarray(shape.tokens) / (fill * sequence), 1.0) * each
+    there, back, of_mask = (
+        np.asarray(matmul_time(rows, columns, depth, groups, call.dtype, call.device))
+        for rows, columns, depth in ((slots, hidden, one), (one, hidden, slots), (one, slots, hidden))
+    )
+    masks = np.asarray(passed(call, 2 * element_bytes(call.dtype) * groups * sequence * slots))
+    backward = there + back + of_mask + masks if {0, 1} & {*call.graded} else np.zeros(len(call.extents))
+    return there + back + masks, backward
 
 
 def _cast_experts(call: KernelCall, shape: ExpertsShape, wide: tuple[Array, Array]) -> tuple[Array, Array]:

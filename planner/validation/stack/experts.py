@@ -1,12 +1,13 @@
 """How a stack runs experts: the dispatcher that sends rows of tokens to them, the kernels that route and multiply, and
 what is in CUDA graphs. Flags say so; else the recipe of NVIDIA decides (`planner.validation.frameworks.recipes`)."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from hardware_profiles import Dispatcher, Graphs, Software, load_profile
 from planner.validation.frameworks.recipes import recipe_of, release_of
-from planner.validation.frameworks.traits import TRANSFORMER_ENGINE, Trait, flags_of, uses_torchtitan
+from planner.validation.frameworks.traits import TRANSFORMER_ENGINE, Trait, flags_of, uses_maxtext, uses_torchtitan
 from planner.validation.frameworks.versions import SORTED_ROWS
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, mentions_of, says
@@ -48,6 +49,11 @@ step (`cuda_graph_impl`; FULL_CUDA_GRAPH of MLPerf's NeMo)."""
 
 CAPACITY = r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"
 """Words for experts that drop the rows beyond their capacity."""
+
+_BUFFERS = r"\bdense[-_]matmul\b"
+_FILL = r"(?<!expert[-_])capacity[-_]factor\s*[=: ]\s*(\d+(?:\.\d+)?)"
+"""Words for experts of MaxText with buffers of a fixed size (`sparse_matmul` False), and for how large they are.
+Without a factor, or with one below 0, every expert computes every token."""
 
 _DROPS = Trait(words=CAPACITY, changes={"drops_tokens": True})
 
@@ -135,6 +141,9 @@ def with_experts(row: Row, stack: Software, notes: list[str]) -> Software:
     if moe and uses_torchtitan(row) and (moved := _moved_by_torchtitan(row, flags)) is not None:
         notes.append("rows of experts pass memory as often as torchtitan's operators read and write them")
         stack = replace(stack, row_bytes=moved)
+    if moe and uses_maxtext(row) and mentions(flags, _BUFFERS) and (fill := re.search(_FILL, flags)) is not None:
+        notes.append(f"tokens reach their experts by products with masks, in buffers {fill[1]} times the average")
+        stack = replace(stack, buffers_of_experts=(row.needed("seq_len"), float(fill[1])))
     if moe and sent is not None:
         notes.append(_SENT[sent])
         stack = replace(stack, dispatcher=sent)

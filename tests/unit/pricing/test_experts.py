@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodels import collective_time
+from costmodels import collective_time, matmul_time, operator_time
 from hardware_profiles import PYTORCH, Software, load_profile, load_software
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
@@ -40,11 +40,14 @@ def strategy(*names: str | None) -> Strategy:
     return named_strategy(RULE, names, "experts")
 
 
-def priced(*names: str | None, capacity: int = 0, imbalance: float = 1.0) -> OperatorPrices:
+def priced(
+    *names: str | None, capacity: int = 0, imbalance: float = 1.0, software: Software | None = None
+) -> OperatorPrices:
     rule = RULES[CALL.op].build(replace(CALL, arguments=(*OPERANDS, capacity, imbalance)))
     graded = [tensor.floating for tensor in OPERANDS]
     chosen = named_strategy(rule, names, "experts")
-    return price_operator(rule, [chosen], OPERANDS, OPERANDS[:1], graded, MESH, CLUSTER)
+    cluster = CLUSTER if software is None else CLUSTER.with_software(software)
+    return price_operator(rule, [chosen], OPERANDS, OPERANDS[:1], graded, MESH, cluster)
 
 
 def test_only_experts_that_are_chosen_count_as_work() -> None:
@@ -237,3 +240,28 @@ def test_slower_grouped_products_are_those_of_16_bits() -> None:
 
     assert 1.1 * seconds("", 1.0) < seconds("", 1.2) < 1.2 * seconds("", 1.0)
     assert seconds("fp8", 1.2) == seconds("fp8", 1.0)
+
+
+def test_products_with_masks_fill_buffers_of_experts() -> None:
+    """Of each sequence of S tokens S k c rows are in buffers, and each product with a mask has S x S k c x h terms."""
+    software = replace(PYTORCH, host=0.0)
+    plain, average, larger = (
+        priced("b", "b", software=replace(software, buffers_of_experts=buffers))
+        for buffers in ((0, 1.0), (TOKENS, 1.0), (TOKENS, 1.25))
+    )
+    local, slots = BATCH // 64, TOKENS * CHOSEN
+
+    def product(m: float, n: float, k: float) -> float:
+        return float(matmul_time(m, n, k, local, "bf16", CLUSTER.device))
+
+    def masks(rows: float) -> float:
+        moved = 4 * local * TOKENS * rows  # two in 16 bits
+        return float(
+            operator_time(op_class="elementwise", flops=0, bytes_moved=moved, dtype="bf16", device=CLUSTER.device)
+        )
+
+    there, back = product(slots, HIDDEN, TOKENS), product(TOKENS, HIDDEN, slots)
+    assert average.forward[0] - plain.forward[0] == pytest.approx(there + back + masks(slots))
+    of_mask = product(TOKENS, slots, HIDDEN)
+    assert average.backward[0] - plain.backward[0] == pytest.approx(there + back + of_mask + masks(slots))
+    assert larger.forward[0] == pytest.approx(1.25 * average.forward[0], rel=0.02)

@@ -101,3 +101,19 @@ def test_a_release_is_named_or_the_month_of_the_date(tmp_path: Path) -> None:
     assert release_of(one(tmp_path, source="NeMo Container")) == ""
     assert release_of(one(tmp_path, source="a table", date="2026-08")) == "26.08"
     assert release_of(one(tmp_path, source=BRIDGE.format("26.06.01"), date="2025-09..2026-07")) == "26.06.01"
+
+
+@pytest.mark.parametrize(
+    ("flags", "buffers"),
+    [
+        ("JAX, MaxText (XLA); dense_matmul; capacity_factor 1.25", 1.25),
+        ("JAX, MaxText (XLA); dense_matmul; capacity_factor=1.0", 1.0),
+        ("JAX, MaxText (XLA); dense_matmul; capacity_factor=-1.0", None),  # every expert computes every token
+        ("JAX, MaxText (XLA); capacity_factor 1.25", None),
+        ("dense_matmul; moe-expert-capacity-factor 1.25", None),
+    ],
+)
+def test_experts_of_maxtext_with_buffers(tmp_path: Path, flags: str, buffers: float | None) -> None:
+    software = machine(tmp_path, 3, **{**EXPERTS, "other_flags": flags})[0].software
+    sequence = int(one(tmp_path, **EXPERTS).needed("seq_len"))
+    assert software.buffers_of_experts == ((0, 1.0) if buffers is None else (sequence, buffers))
