@@ -123,7 +123,8 @@ def compare_measured(
     measured = Measurement(record=of_record, log=of_log, engine=engine, trace=of_trace, clock=clock)
 
     def classes() -> dict[str, Seconds]:
-        return classes_of(found, at, lambda: planned_model(found, model), named=model is not None)
+        asked = model is not None
+        return classes_of(found, at, lambda: planned_model(found, model), named=asked, mean=of_record is not None)
 
     return compared_with(found, measured, at, classes)
 
@@ -191,10 +192,16 @@ def _traced(plan: Plan, trace: Path, classes: Classes) -> MeasuredComparison:
 
 
 def classes_of(
-    plan: Plan, hardware: str | None, planned: "Callable[[], PlannedModel]", *, named: bool = False
+    plan: Plan,
+    hardware: str | None,
+    planned: "Callable[[], PlannedModel]",
+    *,
+    named: bool = False,
+    mean: bool = False,
 ) -> dict[str, Seconds]:
-    """Predicted seconds of a step by operator class, which needs the model; empty if the model is missing. Raises
-    ModelError for a missing model that the user has named."""
+    """Predicted seconds of a step by operator class, of the rank that computes longest or the `mean` of all pipeline
+    ranks, which needs the model; empty if the model is missing. Raises ModelError for a missing model that the user has
+    named."""
     from planner.plan.binding.bind import bind
     from planner.plan.compare.classes import predicted_classes
 
@@ -204,7 +211,7 @@ def classes_of(
         if named:
             raise
         return {}
-    return predicted_classes(bind(plan, model.graph, model.batch), _machine(plan, hardware))
+    return predicted_classes(bind(plan, model.graph, model.batch), _machine(plan, hardware), mean=mean)
 
 
 def _machine(plan: Plan, hardware: str | None) -> Machine:

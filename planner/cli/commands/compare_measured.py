@@ -56,7 +56,7 @@ def compare_measured(
     def classes() -> dict[str, float]:
         with waiting() as wait, naming(plan_file):
             wait.phase("tracing the model")
-            return classes_of(plan, hardware, lambda: traced_again(plan, None))
+            return classes_of(plan, hardware, lambda: traced_again(plan, None), mean=record is not None)
 
     measured = Measurement(record=record, log=log, engine=engine, trace=trace, clock=clock)
     found = compared_with(plan, measured, hardware, classes)

@@ -1,8 +1,9 @@
 """Seconds of a step by class of operator, as a plan predicts them, beside those that a profiler has seen.
 
-predicted   forward, backward and recomputation of the operators of the rank that computes longest, all
-            micro-batches, each operator at least as long as its launch; updates of its parameters
-measured    kernels of the busiest device of a trace (or operators of a CPU), or the profiled step of a record
+predicted   forward, backward and recomputation of the operators of the rank that computes longest, or the mean of all
+            pipeline ranks, all micro-batches, each operator at least as long as its launch; updates of parameters
+measured    kernels of the busiest device of a trace (or operators of a CPU), or the profiled step of a record, the mean
+            of all ranks
 """
 
 from collections import defaultdict
@@ -29,11 +30,14 @@ class ClassTime:
     calls: float | None = None
 
 
-def predicted_classes(bound: BoundPlan, machine: Machine) -> dict[str, Seconds]:
-    """Seconds of a step of the rank that computes longest, by class."""
+def predicted_classes(bound: BoundPlan, machine: Machine, *, mean: bool = False) -> dict[str, Seconds]:
+    """Seconds of a step by class, of the rank that computes longest, or the `mean` of all pipeline ranks."""
     micro_batches = bound.plan.training.micro_batches * bound.plan.slices
     ranks = [_classes(bound, rank, micro_batches) for rank in dissect(bound, machine)]
-    return max(ranks, key=lambda found: sum(found.values()))
+    if not mean:
+        return max(ranks, key=lambda found: sum(found.values()))
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    return {name: sum(rank.get(name, 0.0) for rank in ranks) / len(ranks) for name in names}
 
 
 def class_times(

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+import planner
 from planner.errors import RequestError
-from planner.plan.compare.classes import class_times
+from planner.plan.binding.machine import machine_of
+from planner.plan.compare.classes import class_times, predicted_classes
 from planner.plan.compare.kernel_names import class_of_kernel, class_of_operator, collective_of
 from planner.plan.compare.kineto import TRACE_TERMS, read_trace
 from planner.plan.compare.traced import compare_trace, predicted_trace_terms
@@ -189,6 +191,17 @@ def test_classes_of_both_sides_stand_together() -> None:
         ("copy", 0.5, None, None),
     ]
     assert class_of_operator("_fused_adam_") == "optimizer"
+
+
+def test_records_have_the_mean_of_all_ranks_and_so_have_predictions_beside_them() -> None:
+    """The last rank of a pipeline has the loss, the first one the embedding; a record has half of each."""
+    decided = {"pipeline": 2, "virtual_stages": 1, "schedule": "1f1b", "micro_batches": 2}
+    found = planner.search("llama-tiny", "cpu", devices=2, global_batch=4, pinned=decided)
+    machine = machine_of(found.plan.cluster)
+    longest, mean = (predicted_classes(found.bound, machine, mean=mean) for mean in (False, True))
+    assert ("embedding" in longest) != ("cross_entropy" in longest)
+    assert {"embedding", "cross_entropy"} <= mean.keys()
+    assert sum(mean.values()) < sum(longest.values())
 
 
 @pytest.mark.parametrize(
