@@ -200,6 +200,8 @@ class Software:
             one along each axis of the mesh.
         owns_whole: whether its ZeRO 1 shards optimizer states by whole parameters: gradients are all-reduced, and each
             owner broadcasts the parameters that it has updated.
+        copies_gradients: how many kernels of their own copy a whole gradient on its way into a reduce-scatter, reading
+            and writing it; 0: as `copies_out` says.
         reduces_whole: whether gradients of which each device keeps a part are all-reduced nevertheless (ZeRO 1 and 2 of
             DeepSpeed).
         sums_biases: whether the gradient of a bias is a kernel of its own that sums over all rows (autograd), not the
@@ -297,6 +299,7 @@ class Software:
     exchanges_at_once: bool = False
     owns_whole: bool = False
     reduces_whole: bool = False
+    copies_gradients: int = 0
     routes_fused: bool = False
     sums_narrow: bool = False
     sums_biases: bool = False

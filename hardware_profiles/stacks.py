@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import NonNegativeInt, ValidationError, model_validator
 
 from hardware_profiles.cluster import Fact
 from hardware_profiles.errors import InvalidProfileError, UnknownProfileError, suggestion
@@ -73,6 +73,7 @@ class _StackFile(Strict):
     adds: bool = False
     exchanges_at_once: bool = False
     owns_whole: bool = False
+    copies_gradients: NonNegativeInt = 0
     sums_biases: bool = False
     casts: Portion | None = None
     dispatcher: Dispatcher = "alltoall"
@@ -122,6 +123,7 @@ class _StackFile(Strict):
             adds=self.adds,
             exchanges_at_once=self.exchanges_at_once,
             owns_whole=self.owns_whole,
+            copies_gradients=self.copies_gradients,
             sums_biases=self.sums_biases,
             casts=1.0 if self.casts is None else self.casts.value,
             grouped=0.0 if self.grouped_us is None else seconds_from_us(self.grouped_us.value),

@@ -95,13 +95,13 @@ class Pricers:
         software = cluster.software
         shares = Hidden() if bare else software.hidden
         paths = {} if paths is None else paths
-        known: dict[tuple[float, tuple[Bytes, ...], bool, float, bool, bool, bool], RedistributionPricer] = {}
+        known: dict[tuple[float, tuple[Bytes, ...], int, float, bool, bool, bool], RedistributionPricer] = {}
 
         def pricer(
             hidden: float,
             buckets: tuple[Bytes, ...],
             *,
-            copied: bool = software.copies_out,
+            copied: int = software.copies_out,
             width: float = 1.0,
             uncut: bool = False,
             packed: bool = False,
@@ -134,6 +134,7 @@ class Pricers:
         there, back = longest if update.by_block else (0.0, 0.0)
         by_block, in_buckets = (own and software.name == PYTORCH.name for own in (update.by_block, update.bucketed))
         once = update.bucket_size or (LONG if update.composed or software.one_bucket else 0.0)
+        copies = software.copies_gradients or int(software.copies_out)
         weight = DTYPE_BYTES[_WEIGHTS] * narrow
         use, sums = (DTYPE_BYTES[dtype] for dtype in (update.reduced_in(_WEIGHTS), update.summed_in(_WEIGHTS)))
         return cls(
@@ -142,9 +143,16 @@ class Pricers:
                 shares.gathers, full(weight, there), width=narrow, uncut=update.by_block, packed=by_block
             ),
             gradients=pricer(
-                shares.reductions, full(use, back), uncut=update.by_block, packed=by_block, whole=software.reduces_whole
+                shares.reductions,
+                full(use, back),
+                copied=copies,
+                uncut=update.by_block,
+                packed=by_block,
+                whole=software.reduces_whole,
             ),
-            sums=pricer(shares.reductions, full(sums, once), packed=in_buckets, whole=software.reduces_whole),
+            sums=pricer(
+                shares.reductions, full(sums, once), copied=copies, packed=in_buckets, whole=software.reduces_whole
+            ),
             updated=pricer(shares.gathers, full(weight, once), width=narrow, packed=in_buckets),
             matrices=pricer(0.0, (), copied=software.rearranges),
         )
@@ -201,7 +209,7 @@ class RedistributionPricer:
         (w / W) t(m W / w)          t is concave, and S is the sum of all m, so that t(S) >= the sum of these (Jensen)
 
     which is its share of a collective in which all tensors are sharded like it. Gathered and scattered tensors are
-    `copied` once more if software does so; this never overlaps, since the device does it. With `packed`, the device
+    `copied` so many times if software does so; this never overlaps, since the device does it. With `packed`, the device
     copies tensors into coalesced collectives, and copies out what others send. Gathered tensors have `width` times
     their bytes. `whole` sums are all-reduced even where each device keeps only its part of them.
     """
@@ -210,7 +218,7 @@ class RedistributionPricer:
     cluster: Cluster
     exposed: float = 1.0
     buckets: tuple[Bytes, ...] = ()
-    copied: bool = False
+    copied: int = 0
     width: float = 1.0
     uncut: bool = False
     packed: bool = False
@@ -403,7 +411,7 @@ class RedistributionPricer:
 
     def _copied(self, kind: str, axis: int, message: float) -> float:
         if self.copied and kind in _COPIED:
-            return self._copy_seconds(message)
+            return self.copied * self._copy_seconds(message)
         if self.packed and kind in _PACKED and message < self.buckets[axis] and self.mesh.sizes[axis] > 1:
             there = 1 + 1 / self.mesh.sizes[axis] if kind == "all_gather" else 1.0
             return self._copy_seconds(there * message, kernels=0)  # one kernel copies all tensors together

@@ -300,6 +300,12 @@ def test_parameters_by_hand() -> None:
     whole = CLUSTER.with_software(replace(CLUSTER.software, reduces_whole=True))
     reduced = price_parameter(tensor, True, rows, "bf16", "adamw", Pricers.of(pricer.mesh, whole)).synchronisation
     assert reduced[0] == reduced[1] == prices.synchronisation[0]
+    copying = CLUSTER.with_software(replace(CLUSTER.software, copies_gradients=3))
+    copied = price_parameter(tensor, True, rows, "bf16", "adamw", Pricers.of(pricer.mesh, copying))
+    bandwidth = CLUSTER.device.memory_bandwidth * CLUSTER.device.efficiency("copy").bandwidth
+    once = CLUSTER.device.launch_latency + 2 * 4.0 * numel / bandwidth
+    assert copied.synchronisation - prices.synchronisation == pytest.approx([0.0, 3 * once, 0.0])
+    assert list(copied.gather) == list(prices.gather)
     assert prices.update[0] > prices.update[1] == prices.update[2] > 0
 
 
