@@ -93,6 +93,7 @@ class Software:
             a model whose logits stay in 16 bits ("pytorch-16").
         composed_norms: whether RMS norms are chains of PyTorch operators, in fp32, instead of one kernel each
             (`LlamaRMSNorm` of transformers).
+        composed_gelu: whether GELU is a chain of PyTorch operators, not one kernel (`gelu_new` of transformers).
         host: time of the host to launch an operator, in units of `Device.host_latency`.
         engine_launches: whether operators outside of experts are launched as Megatron-Core's layers launch them
             (`planner.pricing.kernels.engine_launches`), not once for each operator of the graph in either pass; its
@@ -295,6 +296,7 @@ class Software:
     waits_to_send: bool = False
     composed_loss: ComposedLoss = ""
     composed_norms: bool = False
+    composed_gelu: bool = False
     current_scaling: bool = False
     exchanges_at_once: bool = False
     owns_whole: bool = False

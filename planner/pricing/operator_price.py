@@ -19,6 +19,7 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.inner_messages import exposed_seconds, inner_messages, joined_bytes
 from planner.pricing.kernels.biased_attention import bias_bytes
 from planner.pricing.kernels.call import KernelCall
+from planner.pricing.kernels.composed_gelu import composed_gelu_bytes
 from planner.pricing.kernels.composed_norms import composed_bytes
 from planner.pricing.kernels.dropped_branches import dropped_bytes
 from planner.pricing.kernels.launches import host_seconds
@@ -170,7 +171,7 @@ def price_operator(
     extra = score_bytes(call)
     if extra is None:
         extra = _sum_work(_kept_beside(rule, cluster.software), extents) if graded else np.zeros(len(extents))
-    extra = extra + composed_bytes(call) + bias_bytes(call) + dropped_bytes(call)
+    extra = extra + composed_bytes(call) + composed_gelu_bytes(call) + bias_bytes(call) + dropped_bytes(call)
     come = np.array([joined_bytes(rule, strategy, mesh) for strategy in strategies]) if rule.joined else 0.0 * extra
     extra = extra + come if graded else extra
     inner_forward, inner_backward = exposed_seconds(rule, strategies, mesh, cluster, (forward, backward), graded)

@@ -5,6 +5,7 @@ import numpy as np
 from costmodels import FREE_OP_CLASS
 from planner.pricing.kernels import composed_losses
 from planner.pricing.kernels.call import Array, KernelCall
+from planner.pricing.kernels.composed_gelu import GELU_KERNELS, is_composed_gelu
 from planner.pricing.kernels.composed_norms import KERNELS, is_composed
 from planner.pricing.kernels.dropped_branches import dropped_launches
 from planner.pricing.kernels.engine_launches import engine_launches
@@ -87,6 +88,8 @@ def _launched(call: KernelCall) -> int:
         return DROPLESS_KERNELS - ROUTER_KERNELS
     if is_composed(call):
         return KERNELS
+    if is_composed_gelu(call):
+        return GELU_KERNELS
     if composed_losses.is_composed_loss(call):
         return composed_losses.KERNELS
     if call.rule.composed and not call.software.fuses_chains:

@@ -32,6 +32,7 @@ from costmodels import (
 from planner.pricing.kernels import composed_losses
 from planner.pricing.kernels.attention import attention_seconds
 from planner.pricing.kernels.call import Array, KernelCall
+from planner.pricing.kernels.composed_gelu import composed_gelu_seconds, is_composed_gelu
 from planner.pricing.kernels.composed_norms import composed_seconds, is_composed
 from planner.pricing.kernels.dropped_branches import dropped_launches, dropped_moved
 from planner.pricing.kernels.experts import experts_seconds
@@ -54,6 +55,8 @@ def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
     if is_composed(call):
         return composed_seconds(call)
+    if is_composed_gelu(call):
+        return composed_gelu_seconds(call)
     if joins_another(call):
         return np.zeros(len(call.extents)), np.zeros(len(call.extents))
     if call.rule.composed and not call.software.fuses_chains:

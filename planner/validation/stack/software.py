@@ -39,7 +39,12 @@ from planner.validation.stack.engine_launches import with_engine_launches, with_
 from planner.validation.stack.experts import with_experts, with_graphs
 from planner.validation.stack.flagged import with_kernels, with_overlaps
 from planner.validation.stack.fp8_products import with_narrow_gathers, with_products
-from planner.validation.stack.fused_kernels import with_complex_rotations, with_gates_of_liger, with_kept_gates
+from planner.validation.stack.fused_kernels import (
+    with_complex_rotations,
+    with_composed_gelu,
+    with_gates_of_liger,
+    with_kept_gates,
+)
 from planner.validation.stack.gradients import (
     with_buckets_of_nemo_1,
     with_gradients,
@@ -114,6 +119,7 @@ _BEFORE: tuple[_Change, ...] = (
     _as_flagged,
     with_loss_of_pytorch,
     with_complex_rotations,
+    with_composed_gelu,
 )
 
 _AFTER: tuple[_Change, ...] = (

@@ -212,3 +212,14 @@ def test_the_activation_of_a_gate_runs_within_the_product_behind_it(way: str, fr
         mesh = build_mesh(cluster, (2, 8))
         found = price_operator(rule, [(None, None)], [x], [x], [True], mesh, cluster)
         assert (float(found.forward[0]) == 0.0, float(found.backward[0]) == 0.0) == (nothing, nothing)
+
+
+def test_a_gelu_of_operators_reads_and_writes_for_each() -> None:
+    rows = TensorType(shape=(TOKENS, 4 * WIDTH), dtype="bfloat16")
+    plain, chain = (
+        priced("aten.gelu.default", [rows], rows, replace(PYTORCH, composed_gelu=told)) for told in (False, True)
+    )
+    moved_once = 2 * TOKENS * 4 * WIDTH
+    assert plain.forward[0] == pytest.approx(moved(2 * moved_once), rel=0.01)
+    assert (chain.forward[0], chain.backward[0]) == pytest.approx((moved(18 * moved_once), moved(28 * moved_once)))
+    assert chain.saved_extra[0] - plain.saved_extra[0] == 3 * moved_once

@@ -135,3 +135,18 @@ def test_launches_of_dense_layers_are_counted_where_megatron_core_runs(
     software = machine(tmp_path, **row)[0].software
     assert software.engine_launches == counted
     assert (software.host == HOST) == counted
+
+
+@pytest.mark.parametrize(
+    ("changes", "chain"),
+    [
+        ({"stack": "PyTorch", "other_flags": "eager; LayerNorm and GELU of single operators"}, True),
+        ({"stack": "PyTorch", "other_flags": "eager; fused LayerNorm, fused GELU"}, False),
+        ({"stack": "PyTorch", "other_flags": "torch.compile; gelu_new", "compile": "True"}, False),
+        ({"stack": "FSDP", "model": "GPT2-XL", "other_flags": "Hugging Face transformers"}, True),
+        ({"stack": "FSDP", "model": "Llama 2 7B", "other_flags": "Hugging Face transformers"}, False),
+    ],
+)
+def test_a_gelu_of_gpt_2_is_a_chain_of_operators(tmp_path: Path, changes: dict[str, str], chain: bool) -> None:
+    known = {"date": "2023-03", "tp": "1", "pp": "1", "dp": "8", "flash_attention": "SDPA"}
+    assert machine(tmp_path, 0, **{**known, **changes})[0].software.composed_gelu == chain
