@@ -6,6 +6,7 @@ ZeRO 3 of DeepSpeed                                 gradients in the dtype of we
                                                     is wider
 DeepSpeed in bf16                                   gradients are copied to fp32 in buckets of 500 million
 ZeRO 1 and 2 of DeepSpeed since November 2023       gradients are all-reduced
+reduce_bucket_size auto, or less than a matrix      gradients of DeepSpeed are divided, but not copied into buckets
 NeMo before September 2024                          buckets of a layer or of a virtual stage
 gradient accumulation fusion denied                 a pass of its own accumulates gradients
 torchtitan with a pipeline                          the same, in the dtype in which they are reduced
@@ -44,6 +45,8 @@ _WIDE_SUMS = r"grad_accum_dtype\W+(?:fp|float)32"
 
 _BUCKET = 5e8
 """Elements of gradients that DeepSpeed reduces at once (runtime/pipe/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
+
+_BUCKET_SIZE = r"reduce_bucket_size[\"']?\s*[:= ]\s*[\"']?(auto|\d+(?:\.\d+)?(?:e\d+)?)"
 
 _ALL_REDUCED = "2023-11-21"
 """Date of DeepSpeed's 2afa1c7f2 (0.12.4): `use_multi_rank_bucket_allreduce`, on by default. Before, it called
@@ -89,6 +92,23 @@ def with_whole_reductions(row: Row, stack: Software, notes: list[str]) -> Softwa
     if stack.name != "deepspeed" or early or (row.precision() == "bf16" and row.zero_stage() != 2):
         return stack
     return replace(stack, reduces_whole=True)
+
+
+def with_large_gradients(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with gradients that DeepSpeed only divides, where its buckets are too small for a matrix of the MLP.
+
+    Such a gradient is reduced where it is, alone (runtime/zero/stage3.py: `__add_grad_to_ipg_bucket`). "auto" is
+    hidden^2 with transformers and accelerate (integrations/deepspeed.py: `trainer_config_finalize`).
+    """
+    hidden, wide = (row.integer(name) or 0 for name in ("hidden", "ffn_hidden"))
+    said = re.search(_BUCKET_SIZE, sharding_flags(row))
+    if not stack.copies_gradients or said is None:
+        return stack
+    elements = hidden**2 if said[1] == "auto" else float(said[1])
+    if elements >= hidden * (wide or 4 * hidden):
+        return stack
+    notes.append("gradients of large matrices do not fit into buckets, and are divided where they are")
+    return replace(stack, copies_gradients=1)
 
 
 def with_sums(row: Row, stack: Software, notes: list[str]) -> Software:

@@ -48,6 +48,7 @@ from planner.validation.stack.fused_kernels import (
 from planner.validation.stack.gradients import (
     with_buckets_of_nemo_1,
     with_gradients,
+    with_large_gradients,
     with_sums,
     with_whole_reductions,
 )
@@ -109,6 +110,7 @@ _BEFORE: tuple[_Change, ...] = (
     with_narrow_gathers,
     with_gradients,
     with_whole_reductions,
+    with_large_gradients,
     _copying_inputs,
     with_loss,
     with_gates_of_liger,

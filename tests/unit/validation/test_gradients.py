@@ -101,6 +101,15 @@ def test_deepspeed_all_reduces_what_it_shards(tmp_path: Path, changes: dict[str,
     assert machine(tmp_path, int(row["zero_stage"]), **row)[0].software.reduces_whole == whole
 
 
+@pytest.mark.parametrize(
+    ("flags", "copies"),
+    [("", 3), ("; reduce_bucket_size 5e8", 3), ('; "reduce_bucket_size": "auto"', 1), ("; reduce_bucket_size=1e4", 1)],
+)
+def test_deepspeed_only_divides_what_fits_no_bucket(tmp_path: Path, flags: str, copies: int) -> None:
+    row = {"other_flags": f"DeepSpeed ZeRO-3{flags}", "precision": "bf16", "zero_stage": "3"}
+    assert machine(tmp_path, 3, **row)[0].software.copies_gradients == copies
+
+
 def test_zero_3_of_deepspeed_keeps_gradients_as_weights(tmp_path: Path) -> None:
     """engine.py, get_data_types: the dtype of the model, unless data_types.grad_accum_dtype says more."""
     asked = {"other_flags": "DeepSpeed ZeRO-3", "precision": "bf16", "zero_stage": "3"}
