@@ -134,7 +134,7 @@ class _CalledHouse(ModuleType):
 
     @property
     def _function(self) -> Any:
-        return __getattr__(self.__name__.rpartition(".")[2])
+        return _loaded(self.__name__.rpartition(".")[2])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
@@ -158,11 +158,15 @@ class _Face(ModuleType):
 sys.modules[__name__].__class__ = _Face
 
 
-def __getattr__(name: str) -> Any:
-    """Loaded when it is first used: importing the planner loads neither torch nor numpy."""
+def _loaded(name: str) -> Any:
+    """A name, loaded when it is first used: importing the planner loads neither torch nor numpy."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'planner' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
+
+
+if not TYPE_CHECKING:  # type checkers would take every name for one of this module
+    __getattr__ = _loaded
 
 
 def __dir__() -> list[str]:

@@ -67,7 +67,11 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def _loaded(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'runtime' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+if not TYPE_CHECKING:  # type checkers would take every name for one of this module
+    __getattr__ = _loaded

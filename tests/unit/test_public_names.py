@@ -1,14 +1,17 @@
 """The public face: names and signatures are pinned, arguments of other types are refused by name, results are short."""
 
+import ast
 import inspect
 import pickle
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import planner
+import runtime
 from planner.api.search_options import USUAL, SearchOptions
 from planner.cli.options import Options
 from planner.errors import InfeasibleError, RequestError
@@ -217,3 +220,12 @@ def test_progress_is_told_and_a_search_can_be_cancelled(traced: planner.TracedMo
     assert heard[-1].best_seconds >= heard[-1].bound_seconds
     with pytest.raises(InfeasibleError):
         planner.search(traced, "cpu", devices=4, cancelled=lambda: True)
+
+
+@pytest.mark.parametrize("package", [planner, runtime])
+def test_type_checkers_know_which_names_there_are(package: ModuleType) -> None:
+    """A `__getattr__` that they see makes every name an Any: `planner.serach` would pass."""
+    body = ast.parse(inspect.getsource(package)).body
+    assert not [one.name for one in body if isinstance(one, ast.FunctionDef) and one.name == "__getattr__"]
+    with pytest.raises(AttributeError, match="serach"):
+        _ = package.serach
