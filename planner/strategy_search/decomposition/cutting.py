@@ -313,7 +313,11 @@ class Cutter:
         if isinstance(key, str):
             return self._parameter(key).stored
         candidates = self.tables.operators[key].candidates
-        return candidates.strategies, candidates.narrow
+        return (
+            candidates.strategies,
+            candidates.narrow,
+            None if candidates.under is None else candidates.under.tobytes(),
+        )
 
     def _boundary(self, makers: Sequence[int]) -> tuple[Key, ...]:
         """The operators and parameters that more than one piece reads."""

@@ -23,8 +23,13 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
+
 _ROUNDING = 1e-9
 """Relative to a block or a capacity: sums in different orders differ by less."""
+
+_AT_ONCE, _CELLS = 3, 2**15
+"""Up to this many halvings are done at once, by trying all their times, as long as no more numbers are compared: calls
+for few numbers take longer than the comparisons."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,37 +64,43 @@ class InOrder:
         self.last = int(steps[:, -1].argmax())  # the kind of the last blocks
         others = np.flatnonzero(steps[self.last] == 0)
         self.alike = int(others[-1]) + 1 if others.size else 0  # from this block on all are of that kind
-        self.sums = [(self._sums(one.inner), self._sums(one.leanest)) for one in reaches]
+        self.sums = [
+            (self._sums(one.inner, one.most), self._sums(one.leanest, self.blocks) if len(one.leanest) else None)
+            for one in reaches
+        ]
 
-    def _sums(self, inner: Array) -> Array:
-        """The sums of the values of the first blocks, (prices, blocks + 1, states)."""
-        found: Array = np.moveaxis(np.tensordot(inner, self.along, axes=([1], [0])), -1, 1)
-        return found
+    def _sums(self, inner: Array, most: int) -> "_Sums":
+        values: Array = np.moveaxis(np.tensordot(inner, self.along, axes=([1], [0])), -1, 1)
+        return _Sums.of(values, most)
 
     def pace(self, halvings: int, limit: Array | None = None) -> Array:
         """The least time, for every state, in which the ranks can hold all blocks; `limit` where that time is too
         short, and infinity where they never can."""
         shape = self.reaches[0].ends.shape[1:]
-        never = ~self._enough(np.full(shape, math.inf))
+        never = ~self._enough(np.full((1, *shape), math.inf))[0]
         if limit is not None:
             found: Array = np.where(never, math.inf, np.maximum(limit, 0.0))
-            less = ~never & self._enough(found)
+            less = ~never & self._enough(found[None])[0]
             if less.any():
                 found[less] = InOrder([one.among(less) for one in self.reaches], self.along).pace(halvings)
             return found
         low = np.zeros(shape)
         whole = [
-            (one.ends + seconds[:, -1]).max(axis=0) for one, (seconds, _) in zip(self.reaches, self.sums, strict=True)
+            (one.ends + seconds.values[:, -1]).max(axis=0)
+            for one, (seconds, _) in zip(self.reaches, self.sums, strict=True)
         ]
         high = 2 * np.maximum(np.max(whole, axis=0), 0.0)
-        for _ in range(halvings):
-            middle = (low + high) / 2
-            enough = self._enough(middle)
-            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        cells = max(seconds.values.size for seconds, _ in self.sums)
+        while halvings > 0:
+            at_once = min(halvings, _AT_ONCE, max(1, (_CELLS // cells).bit_length() - 1))
+            step, times = (high - low) / 2**at_once, np.arange(1, 2**at_once)
+            enough = self._enough(low + times.reshape(-1, *[1] * low.ndim) * step)
+            low = low + np.where(enough.any(axis=0), enough.argmax(axis=0), len(times)) * step
+            high, halvings = low + step, halvings - at_once
         return np.where(never, math.inf, low)
 
     def _enough(self, time: Array) -> NDArray[np.bool_]:
-        """Whether the ranks reach the last block within a time, for every state."""
+        """Whether the ranks reach the last block within a time, for several times and every state, (times, states)."""
         start = np.zeros(time.shape, dtype=np.intp)
         possible = np.ones(time.shape, dtype=np.bool_)
         for one, (seconds, nbytes) in zip(self.reaches, self.sums, strict=True):
@@ -99,22 +110,18 @@ class InOrder:
                     possible &= more >= 0
                     start = np.minimum(start + left * np.maximum(more, 0), self.blocks)
                     break
-                end = self._end(one, seconds, nbytes, start, time)
-                possible &= end >= start
+                end = seconds.last(start, time - one.ends[:, None])
+                if nbytes is not None:
+                    end = np.minimum(end, nbytes.last(start, one.left[:, None]))
+                possible &= end >= start  # else the time is too short for whatever else the rank holds
                 start = np.maximum(end, start)
         found: NDArray[np.bool_] = possible & (start >= self.blocks)
         return found
 
-    def _end(self, one: Reach, seconds: Array, nbytes: Array, start: Numbers, time: Array) -> Numbers:
-        """The last block that a rank can reach from block `start`, for every state; before `start` if the time is too
-        short for whatever else the rank holds."""
-        end = _last(seconds, start, time - one.ends, one.most)
-        return np.minimum(end, _last(nbytes, start, one.left, self.blocks)) if len(nbytes) else end
-
     def _alike(self, one: Reach, time: Array) -> Numbers:
-        """How many blocks of the last kind a rank can hold, for every state; negative if the time is too short for
+        """How many blocks of the last kind a rank can hold, (times, states); negative if the time is too short for
         whatever else the rank holds."""
-        more = np.floor((time - one.ends) / one.inner[:, self.last] + _ROUNDING)
+        more = np.floor((time - one.ends[:, None]) / one.inner[:, None, self.last] + _ROUNDING)
         more = np.where(more >= one.most, self.blocks, more).min(axis=0)
         if len(one.left):
             more = np.minimum(more, np.floor(one.left / one.leanest[:, self.last] + _ROUNDING).min(axis=0))
@@ -122,13 +129,27 @@ class InOrder:
         return found
 
 
-def _last(sums: Array, start: Numbers, limits: Array, most: int) -> Numbers:
-    """The last block that a rank starting at `start` can reach so that its sums (prices, blocks + 1, states) stay
-    within their limits, (prices, states). With more than `most` blocks, every `most` of them in a row must stay within
-    the limits."""
-    before = np.take_along_axis(sums, np.broadcast_to(start, (len(sums), 1, *start.shape)), axis=1)
-    at = np.maximum(np.arange(sums.shape[1]) - most, 0)
-    tolerance = _ROUNDING * sums[:, -1:] / max(1, sums.shape[1] - 1)
-    fits = (sums - np.maximum(sums[:, at], before) <= limits[:, None] + tolerance).all(axis=0)
-    found: Numbers = np.where(fits.all(axis=0), sums.shape[1], fits.argmin(axis=0)) - 1
-    return found
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Sums:
+    """`values` of the first 0, 1, ... blocks, (prices, blocks + 1, states). From the first block of a rank on, they
+    stay within a limit; with more than `most` blocks, every `most` of them in a row do. `before` has the values without
+    the last `most` blocks."""
+
+    values: Array
+    before: Array
+    tolerance: Array
+
+    @classmethod
+    def of(cls, values: Array, most: int) -> "_Sums":
+        count = values.shape[1]
+        before = values[:, np.maximum(np.arange(count) - most, 0)]
+        return cls(values=values, before=before, tolerance=_ROUNDING * values[:, -1:] / max(1, count - 1))
+
+    def last(self, start: Numbers, limits: Array) -> Numbers:
+        """The last block that a rank can reach from block `start`, (times, states), within `limits`, (prices, times or
+        1, states)."""
+        started = np.take_along_axis(self.values, np.broadcast_to(start, (len(self.values), *start.shape)), axis=1)
+        taken = self.values[:, :, None] - np.maximum(self.before[:, :, None], started[:, None])
+        fits = (taken <= limits[:, None] + self.tolerance[:, :, None]).all(axis=0)
+        found: Numbers = np.where(fits.all(axis=0), self.values.shape[1], fits.argmin(axis=0)) - 1
+        return found

@@ -295,7 +295,7 @@ class PieceMaker:
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
-        again = table.share_again * table.forward if self._brings(table) else 0.0
+        again = table.share_again * self._forward_again(table) if self._brings(table) else 0.0
         backward = table.backward + again + self._lost(table)
         part = table.forward + backward
         where = self._held(edge.consumer)
@@ -307,6 +307,14 @@ class PieceMaker:
             self._join(*keys, part=part, backward=backward, **{where: table.kept - table.own})
         else:
             self._join(*keys, part=part, backward=backward, **{where: table.kept})
+
+    def _forward_again(self, table: EdgeTable) -> Array:
+        """The forward seconds of an edge during recomputation: without those by which the edge before an identity saves
+        less, if that one does not run again."""
+        if table.confined is None:
+            return table.forward
+        before = next(one for one in self.tables.edges if one.edge.consumer == table.edge.producer)
+        return table.forward if self._brings(before) else table.forward - table.confined
 
     def _lost(self, table: EdgeTable) -> Array | float:
         """Seconds that an edge loses if the result of the product that makes its value is kept: the collective then no

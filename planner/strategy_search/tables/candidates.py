@@ -55,12 +55,17 @@ class Candidates:
     """The legal strategies of an operator, and the layouts of its operands and results under each.
 
     If the search may run a linear layer in fp8 or not, the first `narrow` candidates are in fp8 and the others are not,
-    so a strategy may occur twice. `narrow` is None for operators with one way to compute."""
+    so a strategy may occur twice. `narrow` is None for operators with one way to compute.
+
+    An identity that products and other operators read may have a strategy several times, too: `under` says under which
+    of these products its value is gathered (`under_products`): the sum of 1, 2 and 4 for the three largest, or 8 for
+    others alone, and 16 if something is sent backward only; 0 for none."""
 
     strategies: tuple[Strategy, ...]
     operands: tuple[DuplexColumn, ...]
     results: tuple[DuplexColumn, ...]
     narrow: int | None = None
+    under: Indices | None = None
 
     @property
     def ways(self) -> tuple[tuple[Strategy, bool], ...]:
@@ -76,6 +81,16 @@ class Candidates:
             operands=tuple(column.at(row) for column in self.operands),
             results=tuple(column.at(row) for column in self.results),
             narrow=None if self.narrow is None else int(place < self.narrow),
+            under=None if self.under is None else self.under[row],
+        )
+
+    def told_apart(self, places: Indices, under: Indices) -> "Candidates":
+        """The candidates at some places, each gathered `under` some of the products that read its value."""
+        return Candidates(
+            strategies=tuple(self.strategies[at] for at in places.tolist()),
+            operands=tuple(column.at(places) for column in self.operands),
+            results=tuple(column.at(places) for column in self.results),
+            under=under,
         )
 
     def either(self, narrow: Indices, wide: Indices) -> "Candidates":

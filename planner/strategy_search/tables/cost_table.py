@@ -69,7 +69,8 @@ class EdgeTable:
     reads. `under` has the seconds saved by overlap with the product whose result the edge takes: once, and again during
     recomputation; None without such a product. `beneath` has all seconds saved under products, forward and backward.
     `later` has the seconds saved if an operand is gathered again for products whose results are kept. Recomputation in
-    the backward pass counts `share_again` of the forward seconds."""
+    the backward pass counts `share_again` of the forward seconds. `confined` is the part of the forward seconds by
+    which the edge before an identity saves less (`under_products`)."""
 
     edge: ValueEdge
     forward: Array
@@ -80,6 +81,7 @@ class EdgeTable:
     beneath: Array | None = None
     later: Later | None = None
     share_again: float = 1.0
+    confined: Array | None = None
 
     def among(self, rows: slice, columns: slice, later: Later | None) -> "EdgeTable":
         """The table for some candidates of the producer and of the consumer; `later` for these."""
@@ -96,6 +98,7 @@ class EdgeTable:
             under=None if self.under is None else (of(self.under[0]), of(self.under[1])),
             beneath=None if self.beneath is None else of(self.beneath),
             later=later,
+            confined=None if self.confined is None else of(self.confined),
         )
 
 

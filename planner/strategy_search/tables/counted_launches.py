@@ -82,4 +82,5 @@ def _scaled(table: EdgeTable, shares: tuple[float, float]) -> EdgeTable:
         beneath=beneath,
         later=later,
         share_again=back / there,
+        confined=None if table.confined is None else there * table.confined,
     )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
+from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
 from planner.limits import check
 from planner.pricing import RedistributionPricer
@@ -16,7 +17,7 @@ from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import Candidates, LayoutColumn
 from planner.strategy_search.tables.cost_table import EdgeTable, OperatorTable
 from planner.strategy_search.tables.operator_tables import kept_in_pieces
-from planner.strategy_search.tables.under_products import UnderProducts, takes_result
+from planner.strategy_search.tables.under_products import Confined, UnderProducts, place_of, takes_result
 
 Array = NDArray[np.float64]
 
@@ -48,7 +49,7 @@ class EdgeTables:
         pieces = graph.operators[edge.consumer].results[0] if in_pieces else None
         key = (
             tuple((id(one.candidates), id(one.prices)) for one in ends),
-            _place_of(template, edge),
+            place_of(template, edge),
             edge.operand,
             graph.types[edge.name],
             edge.name in graph.differentiable,
@@ -63,7 +64,7 @@ class EdgeTables:
 
     def _between(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
         graph = template.graph
-        made = operators[edge.producer].candidates.results[_place_of(template, edge)]
+        made = operators[edge.producer].candidates.results[place_of(template, edge)]
         wanted = operators[edge.consumer].candidates.operands[edge.operand]
         tensor = graph.types[edge.name]
         forward = _spread(self.pricer, tensor, made.forward, wanted.forward)
@@ -80,7 +81,7 @@ class EdgeTables:
         """The bytes that an edge keeps for the backward pass of its consumer, and the part that only the block of the
         consumer reads. `same`: whether the value is made as it is wanted. All are (K_producer, K_consumer)."""
         graph, alive = template.graph, template.alive
-        made = operators[edge.producer].prices.results[_place_of(template, edge)][:, None]
+        made = operators[edge.producer].prices.results[place_of(template, edge)][:, None]
         wanted = operators[edge.consumer].prices.operands
         kept, own, shared = np.zeros(same.shape), np.zeros(same.shape), False
         if edge.operand in alive.saved[edge.consumer]:
@@ -98,10 +99,21 @@ class EdgeTables:
             kept = kept + alive.share(graph.operators[edge.consumer].results[0] or "") * pieces
         return kept, kept if edge.kind == "inside" else own
 
+    def told_apart(self, template: Template, lists: Sequence[Candidates]) -> list[Candidates]:
+        """The candidates of all operators; those of some identities told apart by the product under which their value
+        is gathered."""
+        found = list(lists)
+        for edge in template.edges:
+            if template.graph.operators[edge.consumer].op == IDENTITY:
+                made = lists[edge.producer].results[place_of(template, edge)]
+                found[edge.consumer] = self._under.told_apart(template, edge, made, lists)
+        return found
+
     def overlapped(self, template: Template, table: EdgeTable, lists: Sequence[Candidates]) -> EdgeTable:
         """An edge with the overlap of its collective under products subtracted."""
-        made = lists[table.edge.producer].results[_place_of(template, table.edge)]
+        made = lists[table.edge.producer].results[place_of(template, table.edge)]
         saved = self._under.saved(template, table.edge, made, lists)
+        table = self._confined(table, self._under.confined(template, table.edge, lists))
         if saved is None:
             return table
         takes = takes_result(template, table.edge)
@@ -119,18 +131,23 @@ class EdgeTables:
             self._edges[key] = ((table, saved), travelling)
         return replace(self._edges[key][1], edge=table.edge)
 
+    def _confined(self, table: EdgeTable, confined: Confined | None) -> EdgeTable:
+        """An edge with the seconds by which less is saved under its product."""
+        if confined is None:
+            return table
+        key = (id(table.forward), id(table.backward), id(table.kept), id(table.own), id(confined))
+        if key not in self._edges:
+            forward, backward = table.forward + confined.forward, table.backward + confined.backward
+            found = replace(table, forward=forward, backward=backward, confined=confined.forward)
+            self._edges[key] = ((table, confined), found)
+        return replace(self._edges[key][1], edge=table.edge)
+
 
 def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:
     """Redistribution seconds for every pair of candidates."""
     matrix = pricer.matrix(tensor, source.distinct, target.distinct)
     seconds: Array = matrix.seconds[source.index[:, None], target.index[None, :]]
     return seconds
-
-
-def _place_of(template: Template, edge: ValueEdge) -> int:
-    """Which of the named results of its producer an edge carries."""
-    results = template.graph.operators[edge.producer].results
-    return [name for name in results if name is not None].index(edge.name)
 
 
 def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:

@@ -93,6 +93,8 @@ class TableBuilder:
         self._operators.forget()
         self._edges.forget()
         lists = self._operators.candidates(template, restriction)
+        if self.overlapped and not self.alike:
+            lists = self._edges.told_apart(template, lists)
         operators = tuple(self._operators.table(template, index, own) for index, own in enumerate(lists))
         sizes = [len(table.candidates.strategies) for table in operators]
         cells = sum(sizes[edge.producer] * sizes[edge.consumer] for edge in template.edges)

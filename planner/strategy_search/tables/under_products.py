@@ -8,6 +8,9 @@ candidates can save, with the best number of chunks for each pass, so that layou
     operand     maker ─edge─> product                    the products of the reader's candidate
                 maker ─edge─> identity ─> products       all candidates of these products that read the layout of the
                                                          identity; those that save most count
+                                       ─> others         if others read it, too, products may read another layout:
+                                                         the identity has a candidate for each set of its three largest
+                                                         products that may read its layout (`told_apart`)
 
 A recomputed block gathers an operand again under the same products. If their results are kept, it gathers the operand
 under the gradients of its rows, which may save more (`Later`).
@@ -20,7 +23,7 @@ fp8.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Self, TypeAlias
@@ -59,11 +62,22 @@ CHUNKS = (1, 2, 4, 8)
 _TOGETHER = 64
 """The largest number of joint candidates of the products of one operand for which all are examined."""
 
+_TOGETHER_APART = 4096
+"""The same where an identity is told apart by its products."""
+
+_APART, _REST, _ONE_WAY = 3, 8, 16
+"""How many of the largest products of an identity are told apart; `Candidates.under` if only others read its layout;
+and what is added to it if something is sent backward only."""
+
 _WHOLE = 5
 """The number of rows of `_Products` that describe whole products."""
 
 _NOTHING = -1
 """No step: nothing is sent."""
+
+_FORBIDDEN = 10.0
+"""How many times the seconds that an identity saves under a product it takes, if the product reads another layout: more
+than it saves in all passes, so an identity that saves nothing is better."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,11 +140,24 @@ class Later:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Saved:
-    """Seconds that an edge saves each time it runs forward, and backward, (K_producer, K_consumer)."""
+    """Seconds that an edge saves each time it runs forward, and backward, (K_producer, K_consumer). Under some
+    candidates of the products of an identity that is told apart it saves less: `less` has by how much, forward and
+    backward, (K_consumer, K_product), by the number of the product."""
 
     forward: Array
     backward: Array
     later: Later | None = None
+    less: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Confined:
+    """Seconds that an edge from an identity to a product takes longer, forward and backward, (K_producer, K_consumer):
+    by how much less is saved under this candidate of the product than under that which saves most, and more than is
+    saved if the product does not read the layout that is gathered under it."""
+
+    forward: Array
+    backward: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,7 +182,9 @@ class _Beside:
     If products read a value shared by an identity, `groups` has the number of its layouts for each candidate of the
     consumer, (K,), and `number` is how many there are. `among` are the layouts for which products are listed; `starts`
     says where the choices of each begin. `any_of` are layouts with too many choices: each may save all that is sent.
-    `reads` has the candidates of each product that read each of the layouts, (number, K).
+    `reads` has the candidates of each product that read each of the layouts, (number, K). A layout that is told apart
+    by products (`Candidates.under`) counts once for each. `sides` has for each of `among` the products, which of their
+    candidates are listed, and whether they may read another layout.
     """
 
     products: _Products | None
@@ -165,6 +194,7 @@ class _Beside:
     starts: tuple[int, ...] = ()
     any_of: tuple[int, ...] = ()
     reads: tuple[NDArray[np.bool_], ...] = ()
+    sides: tuple[tuple[tuple[int, Indices, bool], ...], ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -177,12 +207,70 @@ class UnderProducts:
     _known: dict[_Told, tuple[Rule, Candidates, _Products]] = field(default_factory=dict)
     _saved: dict[object, tuple[object, Saved | None]] = field(default_factory=dict)
     _taken: dict[tuple[_Moves, int], Array] = field(default_factory=dict)
+    _apart: dict[tuple[int, bytes, bytes], tuple[Candidates, Candidates]] = field(default_factory=dict)
+    _confined: dict[tuple[int, int, int], tuple[object, Confined]] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget the products of a template, and the savings of its edges."""
         self._known.clear()
         self._saved.clear()
         self._taken.clear()
+        self._confined.clear()
+
+    def told_apart(
+        self, template: Template, edge: ValueEdge, made: DuplexColumn, lists: Sequence[Candidates]
+    ) -> Candidates:
+        """The candidates of an edge's consumer. Those of an identity that products and other operators read are told
+        apart by the products that read its layout, where something is sent that may overlap with them."""
+        candidates, products = lists[edge.consumer], products_of(template, edge)
+        handed = edge.consumer in {*template.shared, *template.twins, *template.twins.values()}
+        if handed or edge.kind != "inside" or not _differentiable(template, edge):
+            return candidates
+        if not products or _are_all(template, edge.consumer, products):
+            return candidates
+        sends = _sends(*self._legal_ways(template, edge, "operand", made, candidates))
+        pairs, groups = _layouts_of(candidates)
+        reads = [_reading(lists[at], candidates.results[0], pairs).any(axis=1)[groups] for at in products]
+        first, rest = reads[:_APART], np.logical_or.reduce([np.zeros(len(groups), dtype=np.bool_), *reads[_APART:]])
+        sets = {those: [one for at, one in enumerate(first) if those >> at & 1] for those in range(1, 1 << len(first))}
+        every = {0: np.ones(len(groups), dtype=np.bool_)}
+        for ways in (0, _ONE_WAY):
+            sent = (sends == ways).any(axis=0)
+            every |= {ways + those: sent & np.logical_and.reduce(needed) for those, needed in sets.items()}
+            every[ways + _REST] = sent & rest
+        number, places = np.nonzero(list(every.values()))
+        under = np.array(list(every))[number]
+        if len(places) == len(groups):
+            return candidates
+        key = (id(candidates), places.tobytes(), under.tobytes())
+        if key not in self._apart:
+            self._apart[key] = (candidates, candidates.told_apart(places, under))
+        return self._apart[key][1]
+
+    def confined(self, template: Template, edge: ValueEdge, lists: Sequence[Candidates]) -> Confined | None:
+        """What an edge from an identity that is told apart to one of its products takes longer; None for other
+        edges."""
+        shared, reader = lists[edge.producer], lists[edge.consumer]
+        if shared.under is None or edge.operand != 0:
+            return None
+        before = next(one for one in template.edges if one.consumer == edge.producer)
+        products = products_of(template, before)
+        if edge.consumer not in products:
+            return None
+        number = products.index(edge.consumer)
+        saved = self.saved(template, before, lists[before.producer].results[place_of(template, before)], lists)
+        if saved is None:
+            return None
+        key = (id(saved), id(reader), number)
+        if key not in self._confined:
+            most = (saved.forward + saved.backward).max(axis=0)
+            pairs, groups = _layouts_of(shared)
+            wrong = ~_reading(reader, shared.results[0], pairs)[groups]
+            wrong &= _needs(shared.under, number, len(products))[:, None]
+            forbidden = np.where(wrong, _FORBIDDEN * most[:, None], 0.0)
+            forward, backward = saved.less.get(number, (np.zeros_like(forbidden),) * 2)
+            self._confined[key] = ((saved, reader), Confined(forward=forward, backward=backward + forbidden))
+        return self._confined[key][1]
 
     def saved(
         self, template: Template, edge: ValueEdge, made: DuplexColumn, lists: Sequence[Candidates]
@@ -191,7 +279,7 @@ class UnderProducts:
         the candidates of all operators. Edges with equal tensors between the same candidates and products share one
         result."""
         graph = template.graph
-        if edge.name not in graph.data_dependent or (graph.trains and edge.name not in graph.differentiable):
+        if not _differentiable(template, edge):
             return None
         kind: Kind = "result" if takes_result(template, edge) else "operand"
         products = (edge.producer,) if kind == "result" else products_of(template, edge)
@@ -214,16 +302,15 @@ class UnderProducts:
         made: DuplexColumn,
         lists: Sequence[Candidates],
     ) -> Saved | None:
-        graph = template.graph
-        wanted, tensor = lists[edge.consumer].operands[edge.operand], graph.types[edge.name]
-        ways = [self._way(kind, tensor, made, wanted, forward=True)]
-        if edge.name in graph.differentiable:
-            ways.append(self._way(kind, tensor, made, wanted, forward=False))
-        legal = np.logical_and.reduce([way.legal for way in ways])
-        if not any((legal & (way.steps != _NOTHING)).any() for way in ways):
+        legal, ways = self._legal_ways(template, edge, kind, made, lists[edge.consumer])
+        sends, under = _sends(legal, ways), lists[edge.consumer].under
+        if not (sends >= 0).any():
             return None
+        if under is not None and kind == "operand":
+            legal &= (under > 0) & (sends == (under & _ONE_WAY))
         beside = self._beside(template, edge, kind, products, lists)
-        there, *back = (self._seconds(beside, way, self._saves(beside, kind, way)) for way in ways)
+        beneath = [self._saves(beside, kind, way) for way in ways]
+        there, *back = (self._seconds(beside, way, seconds) for way, seconds in zip(ways, beneath, strict=True))
 
         def of_pairs(way: _Way, saved: Array) -> Array:
             sides = np.arange(saved.shape[1])
@@ -231,14 +318,28 @@ class UnderProducts:
 
         forward = of_pairs(ways[0], there)
         later = None
-        if kind == "operand":
+        if kind == "operand" and under is None:  # a value that others read, too, is gathered again before these run
             more = of_pairs(ways[0], self._seconds(beside, ways[0], self._later(beside, ways[0]))) - forward
             if (more > 0).any():
                 some = self._shares(template, products, beside)
                 later = Later(seconds=np.maximum(more, 0.0), products=some)
+        less = [_less(beside, way, seconds, legal) for way, seconds in zip(ways, beneath, strict=True)]
         return Saved(
-            forward=forward, backward=of_pairs(ways[1], back[0]) if back else np.zeros_like(forward), later=later
+            forward=forward,
+            backward=of_pairs(ways[1], back[0]) if back else np.zeros_like(forward),
+            later=later,
+            less={at: (there, less[1][at] if back else np.zeros_like(there)) for at, there in less[0].items()},
         )
+
+    def _legal_ways(
+        self, template: Template, edge: ValueEdge, kind: Kind, made: DuplexColumn, reader: Candidates
+    ) -> tuple[NDArray[np.bool_], list[_Way]]:
+        """Which pairs of candidates of an edge need steps that may overlap in both directions, and the directions."""
+        tensor, wanted = template.graph.types[edge.name], reader.operands[edge.operand]
+        ways = [self._way(kind, tensor, made, wanted, forward=True)]
+        if edge.name in template.graph.differentiable:
+            ways.append(self._way(kind, tensor, made, wanted, forward=False))
+        return np.logical_and.reduce([way.legal for way in ways]), ways
 
     def _shares(self, template: Template, products: Sequence[int], beside: _Beside) -> tuple[Beside, ...]:
         """The products of an operand, each with its share of the bytes of all their results."""
@@ -273,29 +374,36 @@ class UnderProducts:
         own = [self._of(template, at, lists[at]) for at in products]
         if kind == "result" or products == (edge.consumer,):
             return _Beside(products=own[0])
-        shared = lists[edge.consumer].results[0]
-        pairs, groups = np.unique(np.stack([shared.forward.index, shared.gradient.index]), axis=1, return_inverse=True)
-        reads = tuple([_reading(lists[at], shared, pairs) for at in products])
+        shared = lists[edge.consumer]
+        pairs, groups = _layouts_of(shared)
+        reads = tuple([_reading(lists[at], shared.results[0], pairs) for at in products])
         together, any_of, starts, length = list[tuple[int, _Products]](), list[int](), list[int](), 0
-        for number in range(pairs.shape[1]):
+        sides = list[tuple[tuple[int, Indices, bool], ...]]()
+        for number, under in enumerate(pairs[2].tolist()):
             every = [(one, there[number].nonzero()[0]) for one, there in zip(own, reads, strict=True)]
-            fitting = [(one, choices) for one, choices in every if choices.size]
-            combinations = math.prod(choices.size + 1 for _, choices in fitting) - 1
-            if combinations > _TOGETHER:
+            needed = {at for at in range(_APART) if under > 0 and under >> at & 1}
+            counts = needed | set(range(_APART if under > 0 else 0, len(every) if under else 0))
+            fitting = [(at, *one, at not in needed) for at, one in enumerate(every) if at in counts and one[1].size]
+            either = not needed  # then the last combination has no product
+            combinations = math.prod(choices.size + free for _, _, choices, free in fitting) - either
+            if combinations > (_TOGETHER if under < 0 else _TOGETHER_APART):
                 any_of.append(number)
             elif combinations:  # choices for the products that read it, or for some of them
-                *_, some = accumulate((one.taken(at, or_none=True) for one, at in fitting), _Products.beside)
-                together.append((number, some.taken(np.arange(combinations))))  # the last one has no product
+                every_one = (one.taken(choices, or_none=free) for _, one, choices, free in fitting)
+                *_, some = accumulate(every_one, _Products.beside)
+                together.append((number, some.taken(np.arange(combinations))))
+                sides.append(tuple([(at, choices, free) for at, _, choices, free in fitting if needed]))
                 starts.append(length)
                 length += combinations
         return _Beside(
             products=_Products.joined([some for _, some in together]) if together else None,
-            groups=groups.ravel(),
+            groups=groups,
             number=pairs.shape[1],
             among=tuple(number for number, _ in together),
             starts=tuple(starts),
             any_of=tuple(any_of),
             reads=reads,
+            sides=tuple(sides),
         )
 
     def _seconds(self, beside: _Beside, way: _Way, seconds: Array | None) -> Array:
@@ -429,18 +537,88 @@ def takes_result(template: Template, edge: ValueEdge) -> bool:
 
 
 def products_of(template: Template, edge: ValueEdge) -> tuple[int, ...]:
-    """The products that read the value of an edge: its consumer, or the readers of the identity that shares it."""
+    """The products that read the value of an edge: its consumer, or the readers of the identity that shares it, those
+    with large weights first."""
     if edge.operand == 0 and _is_product(template, edge.consumer):
         return (edge.consumer,)
     if template.graph.operators[edge.consumer].op != IDENTITY:
         return ()
     readers = (one.consumer for one in template.leaving.get(edge.consumer, ()) if one.operand == 0)
-    return tuple(at for at in dict.fromkeys(readers) if _is_product(template, at))
+    found, graph = [at for at in dict.fromkeys(readers) if _is_product(template, at)], template.graph
+    return tuple(sorted(found, key=lambda at: -graph.types[graph.operators[at].operands[1]].nbytes))
+
+
+def place_of(template: Template, edge: ValueEdge) -> int:
+    """Which of the named results of its producer an edge carries."""
+    results = template.graph.operators[edge.producer].results
+    return [name for name in results if name is not None].index(edge.name)
+
+
+def _sends(legal: NDArray[np.bool_], ways: Sequence[_Way]) -> Indices:
+    """What pairs of candidates send that may overlap, as in `Candidates.under`: 0 forward, and perhaps backward;
+    `_ONE_WAY` backward only; -1 nothing."""
+    there, *back = (legal & (way.steps != _NOTHING) for way in ways)
+    found: Indices = np.where(there, 0, np.where(back[0] if back else False, _ONE_WAY, -1))
+    return found
+
+
+def _less(beside: _Beside, way: _Way, seconds: Array | None, legal: NDArray[np.bool_]) -> dict[int, Array]:
+    """How much less is saved under each candidate of the products of an identity that is told apart, (K_identity, K),
+    by the number of the product. `seconds` are those of `_saves`.
+
+    Of what a choice of candidates saves less than the best, for every step that may be needed, each product in turn
+    gets as much as all choices with its candidate have left. So the parts of a choice are no more than what it saves
+    less."""
+    found = {at: np.zeros_like(one, dtype=np.float64) for at, one in enumerate(beside.reads)}
+    if seconds is None or beside.groups is None:
+        return {}
+    for number, start, sides in zip(beside.among, beside.starts, beside.sides, strict=True):
+        steps = np.unique(way.steps[legal & (beside.groups == number)[None, :]])
+        if not sides or not steps.size:
+            continue
+        shape = [len(choices) + free for _, choices, free in sides]
+        saved = seconds[steps, start : start + math.prod(shape)]
+        left = (saved.max(axis=1, keepdims=True) - saved).min(axis=0).reshape(shape)
+        for axis, (at, choices, free) in enumerate(sides):
+            if not free:
+                part = left.min(axis=tuple([other for other in range(len(shape)) if other != axis]), keepdims=True)
+                found[at][number, choices] = part.ravel()
+                left = left - part
+    return {at: one[beside.groups] for at, one in found.items()}
+
+
+def _needs(under: Indices, number: int, count: int) -> NDArray[np.bool_]:
+    """Whether the candidates of an identity need that one of its `count` products reads their layout."""
+    if number < _APART:
+        return (under >> number & 1).astype(np.bool_)
+    alone: NDArray[np.bool_] = (under == _REST) & (count == _APART + 1)
+    return alone
+
+
+def _are_all(template: Template, at: int, products: Sequence[int]) -> bool:
+    """Whether some products are all operators that read the value of an identity."""
+    return all(one.operand == 0 and one.consumer in products for one in template.leaving.get(at, ()))
+
+
+def _differentiable(template: Template, edge: ValueEdge) -> bool:
+    """Whether the value of an edge depends on the data, and has a gradient if the model trains."""
+    graph = template.graph
+    return edge.name in graph.data_dependent and (not graph.trains or edge.name in graph.differentiable)
+
+
+def _layouts_of(identity: Candidates) -> tuple[Indices, Indices]:
+    """The different layouts of an identity's value: forward, of its gradient, and the product under which it is
+    gathered (-1: any), (3, number); and which of them each candidate has."""
+    shared = identity.results[0]
+    under = np.full_like(shared.forward.index, -1) if identity.under is None else identity.under
+    every = np.stack([shared.forward.index, shared.gradient.index, under])
+    found, groups = np.unique(every, axis=1, return_inverse=True)
+    return found, groups.ravel()
 
 
 def _reading(candidates: Candidates, shared: DuplexColumn, pairs: Indices) -> NDArray[np.bool_]:
     """The candidates of a product whose operand has the layouts of each of some `pairs` of a shared value, forward and
-    for its gradient, (pairs, K); none in fp8."""
+    for its gradient, in its first two rows, (pairs, K); none in fp8."""
     operand = candidates.operands[0]
     there, back = _places(operand.forward, shared.forward), _places(operand.gradient, shared.gradient)
     found: NDArray[np.bool_] = (pairs[0][:, None] == there) & (pairs[1][:, None] == back)
