@@ -230,13 +230,13 @@ class UnderProducts:
             return candidates
         sends = _sends(*self._legal_ways(template, edge, "operand", made, candidates))
         pairs, groups = _layouts_of(candidates)
-        reads = [_reading(lists[at], candidates.results[0], pairs).any(axis=1)[groups] for at in products]
-        first, rest = reads[:_APART], np.logical_or.reduce([np.zeros(len(groups), dtype=np.bool_), *reads[_APART:]])
+        reads = [np.any(_reading(lists[at], candidates.results[0], pairs), axis=1)[groups] for at in products]
+        first, rest = reads[:_APART], np.any([np.zeros(len(groups), dtype=np.bool_), *reads[_APART:]], axis=0)
         sets = {those: [one for at, one in enumerate(first) if those >> at & 1] for those in range(1, 1 << len(first))}
         every = {0: np.ones(len(groups), dtype=np.bool_)}
         for ways in (0, _ONE_WAY):
             sent = (sends == ways).any(axis=0)
-            every |= {ways + those: sent & np.logical_and.reduce(needed) for those, needed in sets.items()}
+            every |= {ways + those: sent & np.all(needed, axis=0) for those, needed in sets.items()}
             every[ways + _REST] = sent & rest
         number, places = np.nonzero(list(every.values()))
         under = np.array(list(every))[number]
