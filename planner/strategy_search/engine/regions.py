@@ -327,7 +327,14 @@ def _without(tables: CostTables, but: Collection[int]) -> CostTables:
         tables,
         operators=tuple(_timeless(one) if at in but else one for at, one in enumerate(tables.operators)),
         edges=tuple(
-            replace(one, **_zeros(one, ("forward", "backward", "kept", "own")), under=None, beneath=None, later=None)
+            replace(
+                one,
+                **_zeros(one, ("forward", "backward", "kept", "own")),
+                under=None,
+                beneath=None,
+                later=None,
+                confined=None,
+            )
             if {one.edge.producer, one.edge.consumer} & set(but)
             else one
             for one in tables.edges

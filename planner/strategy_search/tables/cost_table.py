@@ -70,7 +70,7 @@ class EdgeTable:
     recomputation; None without such a product. `beneath` has all seconds saved under products, forward and backward.
     `later` has the seconds saved if an operand is gathered again for products whose results are kept. Recomputation in
     the backward pass counts `share_again` of the forward seconds. `confined` is the part of the forward seconds by
-    which the edge before an identity saves less (`under_products`)."""
+    which the edge before an identity saves less (`under_products`); `beneath` then counts less, too."""
 
     edge: ValueEdge
     forward: Array

@@ -71,7 +71,7 @@ def _scaled(table: EdgeTable, shares: tuple[float, float]) -> EdgeTable:
     there, back = shares
     if there == back == 1:
         return table
-    beneath = None if table.beneath is None else min(shares) * table.beneath
+    beneath = None if table.beneath is None else np.minimum(there * table.beneath, back * table.beneath)
     under = None if table.under is None else (min(shares) * table.under[0], back * table.under[1])
     later = None if table.later is None else replace(table.later, seconds=back * table.later.seconds)
     return replace(

@@ -125,7 +125,7 @@ class EdgeTables:
                 forward=table.forward - saved.forward,
                 backward=table.backward - saved.backward,
                 under=(beneath, saved.forward) if takes else None,
-                beneath=beneath,
+                beneath=beneath if table.beneath is None else table.beneath + beneath,
                 later=saved.later,
             )
             self._edges[key] = ((table, saved), travelling)
@@ -138,7 +138,13 @@ class EdgeTables:
         key = (id(table.forward), id(table.backward), id(table.kept), id(table.own), id(confined))
         if key not in self._edges:
             forward, backward = table.forward + confined.forward, table.backward + confined.backward
-            found = replace(table, forward=forward, backward=backward, confined=confined.forward)
+            found = replace(
+                table,
+                forward=forward,
+                backward=backward,
+                beneath=-(confined.forward + confined.backward),
+                confined=confined.forward,
+            )
             self._edges[key] = ((table, confined), found)
         return replace(self._edges[key][1], edge=table.edge)
 
