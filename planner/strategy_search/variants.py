@@ -23,7 +23,7 @@ from dataclasses import replace
 from itertools import product
 
 from hardware_profiles import PYTORCH, parts_of
-from planner.errors import InfeasibleError, PlannerError, RequestError
+from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import sharing
 from planner.nearest import divisors
@@ -45,7 +45,8 @@ _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 def best_of_variants(
     request: SearchRequest, solve: Callable[[SearchRequest], SearchResult], score: Callable[[SearchResult], float]
 ) -> SearchResult:
-    """The best of `solve` over the choices that a request leaves to it.
+    """The best of `solve` over the choices that a request leaves to it. It counts as stopped if the search of any of
+    them was stopped, or reached a limit of the planner before there was a plan.
 
     Raises what `solve` raises for the first of them, if it raises something for each.
     """
@@ -60,7 +61,9 @@ def best_of_variants(
             errors.append(error)
     if not found:
         raise errors[0]
-    return min(found, key=score)
+    late = any(isinstance(error, LimitError) for error in errors) or any(one.statistics.stopped for one in found)
+    best = min(found, key=score)
+    return best.cut_short() if late else best
 
 
 def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8
-from planner.limits import reached, seconds_left, sharing
+from planner.limits import finishing, reached, seconds_left, sharing
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.refinement.around import bound_of_like, in_a_v
@@ -28,6 +28,7 @@ from planner.strategy_search.request.gathering import gathering_in_fp8
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import least_work
 
 Solve = Callable[[SearchRequest, float, Ranked | None], SearchResult]
 """The best plans of a request with objectives below a cutoff; a plan of another request may be known."""
@@ -36,7 +37,9 @@ Solve = Callable[[SearchRequest, float, Ranked | None], SearchResult]
 def with_fp8_ends(
     request: SearchRequest, solve: Solve, cutoff: float, cancelled: Callable[[], bool] = lambda: False
 ) -> SearchResult:
-    """`solve`, never slower than with all layers in fp8 or with none, if the search decides which layers are.
+    """`solve`, never slower than with all layers in fp8 or with none, if the search decides which layers are. If a
+    limit of the planner leaves out one of these searches, the result counts as stopped; its bound then covers plans
+    with other gathers by their work alone.
 
     Raises what `solve` raises.
     """
@@ -45,10 +48,11 @@ def with_fp8_ends(
     opened, ends = _opened(request), ends_of(request)
     order = (*reversed(ends), *opened) if seconds_left() == math.inf else (*opened, *ends)
     found, of_ends, errors = list[SearchResult](), list[SearchResult](), list[InfeasibleError]()
-    asked = list[SearchRequest]()  # the requests of `found`
+    asked, late = list[SearchRequest](), list[SearchRequest]()  # the requests of `found`, and those left out
     for number, one in enumerate(order):
         is_end = one in ends
         if is_end and found and (cancelled() or reached() or found[-1].statistics.stopped):
+            late.append(one)
             break
         alone = request.space is None and request.top == 1
         known = min((each.plans[0] for each in (*found, *of_ends)), key=_seconds, default=None) if alone else None
@@ -58,13 +62,16 @@ def with_fp8_ends(
                 asked += [] if is_end else [one]
         except InfeasibleError as error:  # nothing fits
             errors += [] if is_end else [error]
+            late += [one] if isinstance(error, LimitError) else []
         except RequestError:
             if not is_end:  # else no layer is left
                 raise
     if not found:
         raise errors[0]
-    best, bound = min(found, key=lambda one: _seconds(one.plans[0])), min(one.bound_seconds for one in found)
-    usual = min(one.usual_seconds for one in found)
+    best = min(found, key=lambda one: _seconds(one.plans[0]))
+    work = min((_least_work(one) for one in late if one not in ends), default=math.inf)
+    bound = min([work, *(one.bound_seconds for one in found)])
+    usual = min([work, *(one.usual_seconds for one in found)])
     covered = all(one.covered for one in found)
     proved = covered and all(one.covered for one in of_ends)
     shared = [Shared() for _ in found]
@@ -72,9 +79,10 @@ def with_fp8_ends(
     def bound_of(plan: Ranked) -> float:
         if not in_a_v(plan):
             return bound
-        return min(bound_of_like(plan, *each) for each in zip(found, asked, shared, strict=True))
+        return min([work, *(bound_of_like(plan, *each) for each in zip(found, asked, shared, strict=True))])
 
-    plans, stopped = list[tuple[Ranked, float]](), False
+    plans = list[tuple[Ranked, float]]()
+    stopped = bool(late) or any(one.statistics.stopped for one in (*found, *of_ends))
     for plan in _fastest([plan for one in (*found, *of_ends) for plan in one.plans]):
         if len(plans) == request.top:
             break
@@ -95,6 +103,15 @@ def _opened(request: SearchRequest) -> tuple[SearchRequest, ...]:
     The lower bound of the two is the bound of all."""
     gathered = gathering_in_fp8(request)
     return (request,) if gathered is None else (request, gathered)
+
+
+def _least_work(request: SearchRequest) -> float:
+    """A lower bound on the step time of all plans of a request that was not searched to its end."""
+    try:
+        with finishing():
+            return least_work(request, Shared())
+    except LimitError:
+        return 0.0
 
 
 def _seconds(plan: Ranked) -> float:

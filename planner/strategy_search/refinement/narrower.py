@@ -104,14 +104,16 @@ def _narrower(
 ) -> Iterator[tuple[str, SearchRequest, Callable[[Configuration], bool]]]:
     """For each narrower search: its name, its request, and the configurations that it looks at."""
     pinned, best, found = request.pinned, result.plans[0].configuration, result.plans[0].found
-    own = replace(pinned, pipeline=best.pipeline, virtual_stages=best.virtual_stages, micro_batches=best.micro_batches)
+    count = best.micro_batches if pinned.micro_batch is None else None  # either of the two may be decided
+    own = replace(pinned, pipeline=best.pipeline, virtual_stages=best.virtual_stages, micro_batches=count)
     alike = replace(own, mesh=best.mesh if pinned.free else pinned.mesh)
     if request.update.gathers == AUTO_GATHERS:
         for way in ways_to_gather(request, result.plans[0].bound.blocks.count):
             if found is not None and found.outcome.gathers == way:
                 continue  # the plan was found this way
             update = replace(request.update, gathers=way)
-            yield f"weights gathered {way}", replace(request, pinned=alike, update=update), lambda _: True
+            asked = replace(request, pinned=alike, update=update)
+            yield f"weights gathered {way}", asked, lambda c: c.micro_batches == best.micro_batches
     if pinned.free and pinned.mesh is None and pinned.context_by is None:
         few = _is_small(result)
         asked = replace(request, pinned=replace(pinned if few else own, replicas=1))

@@ -7,16 +7,18 @@ import pytest
 
 import planner
 from hardware_profiles import Cluster
-from planner.errors import PlanFileError, RequestError
+from planner.errors import LimitError, PlanFileError, RequestError
 from planner.plan.compare.repricing import repriced
 from planner.plan.file import dump_plan, load_plan, parse_plan
 from planner.report.command import command_of
 from planner.sharding.mesh import NODE, build_mesh
 from planner.strategy_search.analysis.advice import changes
 from planner.strategy_search.analysis.around import request_for
+from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
-from planner.strategy_search.variants import variants_of
+from planner.strategy_search.variants import best_of_variants, variants_of
 from tests.distributed import plans
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
@@ -114,6 +116,30 @@ def test_what_would_fit_is_said_of_the_first_way() -> None:
     found = changes(asked)
     assert "--memory-limit left out" in [change.text for change in found]
     assert all(change.seconds is not None for change in found)
+
+
+def test_a_way_that_the_time_left_out_is_said() -> None:
+    """A search of one of the ways that was stopped, or found nothing in its time: the others may not be the best."""
+    asked = request_of("llama-1", cluster_of("h100-80gb", 2), 3, padding="auto")
+    found = search(replace(asked, padding="given"))
+    first, *others = variants_of(asked)
+    assert others
+
+    def in_time(one: SearchRequest) -> SearchResult:
+        return found
+
+    def too_late(one: SearchRequest) -> SearchResult:
+        if one != first:
+            raise LimitError("no time is left")
+        return found
+
+    def stopped(one: SearchRequest) -> SearchResult:
+        return found if one == first else found.cut_short()
+
+    for solve in (in_time, too_late, stopped):
+        best = best_of_variants(asked, solve, lambda result: result.statistics.stopped)
+        assert best.plans[0] is found.plans[0]
+        assert best.statistics.stopped == (solve is not in_time)
 
 
 @pytest.mark.slow

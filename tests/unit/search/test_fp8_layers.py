@@ -25,6 +25,7 @@ from planner.plan.plan import ModelReference
 from planner.report.command import command_of
 from planner.sharding.mesh import build_mesh
 from planner.sharding.update import PLAIN
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.refinement import fp8_ends
 from planner.strategy_search.refinement.fp8_ends import ends_of, with_fp8_ends
 from planner.strategy_search.request.folding import fold
@@ -32,7 +33,7 @@ from planner.strategy_search.request.fp8_layers import with_fp8_layers
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
 from planner.strategy_search.result import SearchResult
-from planner.strategy_search.search import search
+from planner.strategy_search.search import least_work, search
 from planner.strategy_search.tables.cost_table import OperatorTable
 from planner.strategy_search.tables.table_builder import TableBuilder
 from planner.strategy_search.within import best_plans, within
@@ -334,6 +335,26 @@ def test_where_the_time_ends_before_a_plan_in_a_v_is_bounded_another_one_is_take
     assert [one.seconds for one in cut.plans] == [slower.seconds]
     assert cut.bound_seconds == found.bound_seconds
     assert cut.statistics.stopped
+
+
+def test_a_search_that_the_time_left_out_is_said_and_bounds_no_plan() -> None:
+    """Weights gathered in fp8 are part of what is asked for: of plans with them only the work is known then."""
+    asked = opened(request_of("llama-4", cluster_of("h100-80gb", 2), 8, precision="bf16", fp8=TENSORWISE))
+    found = search(replace(asked, fp8_layers=()))
+
+    def without(*left_out: bool) -> SearchResult:
+        def solve(one: SearchRequest, *_: object) -> SearchResult:
+            if (one in ends_of(asked), one.fp8.gathered) == left_out:
+                raise LimitError("no time is left")
+            return found
+
+        return with_fp8_ends(asked, solve, math.inf)
+
+    gathered, end = without(False, True), without(True, False)
+    assert gathered.statistics.stopped
+    assert end.statistics.stopped
+    assert gathered.bound_seconds == gathered.usual_seconds == least_work(asked, Shared()) < found.bound_seconds
+    assert end.bound_seconds == found.bound_seconds
 
 
 OF_EXPERTS = ("*.experts.*", "*.gate_proj.weight", "*.down_proj.weight", "*.q_proj.weight")

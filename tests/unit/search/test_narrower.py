@@ -3,6 +3,7 @@
 import itertools
 import math
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from planner.strategy_search.refinement.around import bound_of_like
 from planner.strategy_search.refinement.narrower import FEW, SMALL, WIDE, least_of_narrower, near, with_narrower
 from planner.strategy_search.refinement.simplicity import _Simplifier, with_simplicity
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.search import least_in_a_v, least_work, search
 from tests.unit.search.cases import cluster_of, request_of
@@ -70,6 +71,22 @@ def test_a_faster_plan_with_one_purpose_for_every_axis_comes_in_the_place_of_the
     assert found.bound_seconds == wide.bound_seconds
     assert found.gap < wide.gap
     assert found.statistics.evaluated > wide.statistics.evaluated
+
+
+def test_gathers_are_tried_around_a_plan_whose_micro_batch_is_decided(
+    slow: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples of a micro-batch and the number of micro-batches decide the same."""
+    tried = list[set[int]]()
+
+    def listed(asked: SearchRequest, *_: object, among: Callable[[Configuration], bool], **__: object) -> SearchResult:
+        tried.append({c.micro_batches for c in all_configurations(engine_of(asked)[0]) if among(c)})
+        return slow
+
+    monkeypatch.setattr("planner.strategy_search.refinement.narrower.search", listed)
+    pinned = Pinned(pipeline=1, tensor=8, micro_batch=1)
+    phases(replace(request(), pinned=pinned, update=Update(gathers="auto")), opened(slow, 0.5))
+    assert tried == [{8}, {8}]
 
 
 def test_nothing_is_looked_for_where_it_could_not_be_faster(slow: SearchResult) -> None:
