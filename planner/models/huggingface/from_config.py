@@ -14,7 +14,7 @@ keys and values are not kept for generation. Where all layers look back through 
 padding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from planner.models.huggingface.config import check_activations, check_config, c
 from planner.models.huggingface.dbrx import of_dbrx_as_operators
 from planner.models.huggingface.decoders import dense_dimensions
 from planner.models.huggingface.deepseek import deepseek_of, is_deepseek
-from planner.models.huggingface.equivalents import note_on_part, rewritten
+from planner.models.huggingface.equivalents import EQUIVALENTS, note_on_part, rewritten
 from planner.models.huggingface.gemma3n import made_traceable
 from planner.models.huggingface.inputs import (
     PAIRS,
@@ -99,7 +99,13 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     path, name, ending, config = _config(reference)
     made = _made(reference, path, name, ending, config, batch=batch, device=device, asked=sequence_length)
     content = _read(split_reference(without_adapters(reference))[0])[2]
-    notes = [*note_on_part(_said(path), path), *made.notes, *notes_on_keys(content, config, made.module, path)]
+    said = _said(path)
+    notes = [
+        *note_on_part(said, path),
+        *_note_on_type(said, path),
+        *made.notes,
+        *notes_on_keys(content, config, made.module, path),
+    ]
     if made.sequence_length is not None and sequence_length is None:
         notes += notes_on_length(path, _longest(text_of(config, path))[0], made.sequence_length)
     return replace(made, notes=tuple(notes))
@@ -272,21 +278,25 @@ def _said(path: Path) -> str:
 
 
 def _loaded(transformers: Any, path: Path, name: str, content: Mapping[str, Any]) -> Any:
-    """The config as transformers reads it, by its model_type. A model with code of its own, whose class has the name of
-    a class in transformers, is read as that class: Kimi K2 is DeepSeek-V3 under another model_type. Its own code never
-    runs. The same holds for a model that computes the same as such a class."""
+    """The config as transformers reads it, by its model_type. If that is not known, it is read as of the class of
+    transformers that it names: Kimi K2 is DeepSeek-V3 under another model_type. Code that a config brings never runs.
+    The same holds for a model that computes the same as a class of transformers."""
     with errors_named(transformers, f"{path}: transformers cannot read it"):
         same = content.get("model_type") != read_config(path).get("model_type")
-        unknown = content.get("model_type") not in transformers.CONFIG_MAPPING
-        if same or (unknown and _brings(content.get("auto_map"), name)):
+        if same or ("model_type" in content and content["model_type"] not in transformers.CONFIG_MAPPING):
             return getattr(transformers, name).config_class(**{k: v for k, v in content.items() if k != "model_type"})
         return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
 
 
-def _brings(code: Any, name: str) -> bool:
-    """Whether a config says that a file beside it has a class of this name."""
+def _note_on_type(name: str, path: Path) -> Iterator[str]:
+    """A note where transformers does not know the model_type, and nothing in the config says that it brings the class
+    `name` itself."""
+    content = read_config(path)
+    code, model_type = content.get("auto_map"), content.get("model_type")
     classes = code.values() if isinstance(code, Mapping) else ()
-    return any(isinstance(said, str) and said.rpartition(".")[2] == name for said in classes)
+    brings = any(isinstance(said, str) and said.rpartition(".")[2] == name for said in classes)
+    if name not in EQUIVALENTS and not brings and model_type not in transformers_library().CONFIG_MAPPING:
+        yield f"{path}: transformers knows no model_type {model_type!r}; it is read as {name}"
 
 
 def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:

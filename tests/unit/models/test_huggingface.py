@@ -28,7 +28,7 @@ from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.huggingface.any_experts import AS_ONE_OPERATOR
 from planner.models.huggingface.config import check_config
 from planner.models.huggingface.deepseek import deepseek_of
-from planner.models.huggingface.from_config import _changed, stretched
+from planner.models.huggingface.from_config import _changed, from_config, stretched
 from planner.models.huggingface.rewriting import experts_where_they_can
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
@@ -621,6 +621,16 @@ def test_a_config_with_a_copy_of_a_class_of_transformers_is_read_as_of_that_clas
         for each in (copied, str(CONFIGS / "deepseek-v3"))
     ]
     assert names[0] == names[1]
+
+
+def test_a_model_type_that_nobody_knows_is_that_of_the_class_which_is_named(tmp_path: Path) -> None:
+    config = changed(tmp_path, "deepseek-v3", model_type="kimi_k2")
+    made = from_config(config, batch=1, device="meta", sequence_length=8)
+    assert type(made.module) is type(built("deepseek-v3").module)
+    (note,) = (note for note in made.notes if "knows no" in note)
+    assert (
+        note == f"{config}/config.json: transformers knows no model_type 'kimi_k2'; it is read as DeepseekV3ForCausalLM"
+    )
 
 
 def test_what_stretches_positions_is_taken_from_the_config(tmp_path: Path) -> None:
