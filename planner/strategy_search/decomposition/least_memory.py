@@ -167,7 +167,8 @@ class _Proof:
         own = last and self.blocks and not chain.blocks_in_tail
         less = np.minimum(chain.ending, 0.0) * setting.in_flight[-1][-1] if own else 0.0
         here = (chain.head if first else (), chain.tail if last else ())
-        low = max(interval.low, self.inner_least, *map(self._least, here))
+        none = setting.may_hold_none(chain, 0 if first else setting.ranks - 1 if last else 1)
+        low = max(interval.low, 0.0 if none else self.inner_least, *map(self._least, here))
         found = np.full((len(self.counts), *chain.shape), math.inf)
         for head, inner, tail, most in interval.leanest:
             ends = (head if first else 0.0) + (tail if last else 0.0) + less

@@ -35,7 +35,7 @@ class RankBounds:
         self.chain, self.priced, self.weight, self.parts = chain, priced, weight, parts
         self.most, self.holds = most, holds
         self.blocks, self.counts = chain.block_ranges.blocks, chain.block_ranges.totals
-        self._transient: dict[tuple[bool, bool], float] = {}
+        self._transient: dict[tuple[bool, bool, bool], float] = {}
 
     def units(self, possible: Mask, some: States | None = None) -> list[Array]:
         """Units to measure blocks in, each (kinds, *states): ones for a single kind; for several kinds the values of
@@ -96,7 +96,7 @@ class RankBounds:
         rank = ranks[0]
         first, last = rank == 0, rank == setting.ranks - 1
         crossing = picked(crossing_seconds(self.chain, setting, rank), some) * (self.weight / self.parts)
-        at_once = self.least_transient(first, last)
+        at_once = self.least_transient(first, last, inner=not setting.may_hold_none(self.chain, rank))
         own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
         ending = np.minimum(picked(self.chain.ending, some), 0.0)
         less = ending * setting.in_flight[-1][-1] if own else np.zeros(possible.shape)
@@ -158,10 +158,10 @@ class RankBounds:
         found: Array = (np.clip(self.most - before, 0, counts) * np.take_along_axis(units, by_size, axis=0)).sum(axis=0)
         return found
 
-    def least_transient(self, first: bool, last: bool) -> float:
-        """Transient bytes that a rank needs under every choice."""
-        if (first, last) not in self._transient:
-            sides = ((self.chain.head, first), (self.chain.inner, self.blocks > 0), (self.chain.tail, last))
+    def least_transient(self, first: bool, last: bool, *, inner: bool = True) -> float:
+        """Transient bytes that a rank needs under every choice, with `inner` blocks or without any."""
+        if (first, last, inner) not in self._transient:
+            sides = ((self.chain.head, first), (self.chain.inner, inner and self.blocks > 0), (self.chain.tail, last))
             held = [min(piece.least_transient for piece in pieces) for pieces, here in sides if here and pieces]
-            self._transient[first, last] = max(held, default=0.0) / self.parts
-        return self._transient[first, last]
+            self._transient[first, last, inner] = max(held, default=0.0) / self.parts
+        return self._transient[first, last, inner]

@@ -102,6 +102,12 @@ class Setting:
         """Whether virtual stages of a rank may run unlike each other; that requires blocks of one kind."""
         return not self.alike and len(chain.block_ranges.counts) == 1
 
+    def may_hold_none(self, chain: Chain, rank: int) -> bool:
+        """Whether a rank may hold no inner block: every rank holds a block, which may be that of the head or tail."""
+        first, last = rank == 0, rank == self.ranks - 1
+        at_end = (first and chain.blocks_in_head > 0) or (last and chain.blocks_in_tail > 0)
+        return at_end and self.ranks > 1 and self.chunks == 1
+
     def flights(self, rank: int) -> float:
         """Micro-batches in flight on a rank, on average over its chunks."""
         return math.fsum(self.in_flight[rank]) / self.chunks

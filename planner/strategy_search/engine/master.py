@@ -108,9 +108,10 @@ def master_of(
         columns, shares = distinct([one.tail for one in priced]), chain.blocks_in_tail > 0
         groups.append(_Group(count=1, flights=min(flights, 1.0), columns=columns, shares=shares))
     if at_once is None:
+        least = multipliers.rank_bounds.least_transient(first, last, inner=not setting.may_hold_none(chain, rank))
         memory = [
             _Memory(
-                capacity=setting.capacity - multipliers.rank_bounds.least_transient(first, last),
+                capacity=setting.capacity - least,
                 interior=multipliers.questions.interior,
             )
         ]

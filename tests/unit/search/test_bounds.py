@@ -15,6 +15,7 @@ import pytest
 
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
+from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Piece
@@ -36,15 +37,18 @@ from tests.unit.search.cases import (
     Case,
     cluster_of,
     column_of,
+    columns_of,
     keepable,
     make_case,
     peak_of,
     plan_of,
     random_ranks,
     random_state,
+    rank_peak_of,
     request_of,
     seconds_of,
     template_of,
+    total,
     traced,
 )
 
@@ -459,3 +463,25 @@ def test_a_price_without_a_choice_for_a_kind_rules_no_state_out() -> None:
     without = np.concatenate([np.full_like(inner[:1], math.inf), inner[1:]])
     multipliers.priced.append(replace(free, proves=False, values=(head, without, tail)))
     np.testing.assert_allclose(multipliers.bounds(case.setting), known, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "rank"), [("mixture-after-dense", 0), ("kinds-one-before", 0), ("kinds-one-after", 3)]
+)
+def test_a_rank_without_inner_blocks_needs_no_memory_for_them(model: str, rank: int) -> None:
+    """The first block is in the head, or the last one in the tail, and no other is on that rank."""
+    case = make_case(model, "h100-80gb", Configuration(pipeline=4, mesh=(2,), micro_batches=4), 8)
+    chain, setting, price = case.chain, case.setting, 1e-9
+    multipliers = Multipliers(chain, setting.weight)
+    multipliers.solve(price, setting.flights(rank))
+    (priced,) = multipliers.priced
+    state = tuple(0 for _ in chain.shape)
+    ends = RankFilling(head=None, inner=(), tail=None, peak=0.0, beside=0.0)
+    own = priced.best_column(priced.head if rank == 0 else priced.tail, state, chain)
+    ends = replace(ends, head=own) if rank == 0 else replace(ends, tail=own)
+    ranks = [ends] * setting.ranks
+    setting = replace(setting, capacity=rank_peak_of(case, state, ranks, rank))
+    part, step = (total(columns_of(case, ranks, rank), name) for name in ("part", "step"))
+    busy = setting.weight * (part + float(crossing_seconds(chain, setting, rank)[state])) + step
+    reaches = multipliers.rank_bounds.reaches(setting, np.ones(chain.shape, dtype=np.bool_))
+    assert reaches[0 if rank == 0 else -1].ends.max(axis=0)[state] <= busy * (1 + 1e-9)
