@@ -80,5 +80,5 @@ def expected_time(
         if interval == 0:
             return training * lost
         return between_failures * lost * math.expm1((interval + checkpoint) / between_failures) * training / interval
-    except OverflowError:
+    except (OverflowError, ZeroDivisionError):  # more failures than any number counts
         return math.inf

@@ -129,7 +129,7 @@ def parse_buckets(text: str) -> "Buckets":
         return tuple((found[1].strip(), int(found[2])) for found in numbered if found is not None)
     if all(re.fullmatch("[0-9]{1,9}", part) for part in parts):
         return tuple(int(part) for part in parts)
-    sized = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)", word, re.ASCII)
+    sized = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([kmg]i?b)", word, re.ASCII)
     if sized is None or sized[2] not in _BYTES:
         raise RequestError(
             f"--buckets '{text}': write none, auto, a size as in 25MiB, positions as in 20,35, or patterns with numbers"

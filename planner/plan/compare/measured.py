@@ -119,7 +119,7 @@ class RunComparison:
 
 def summed(prediction: Prediction) -> Prediction:
     """A prediction whose parts sum to its step. Raises RequestError for one that was edited, so that they do not."""
-    parts = math.fsum(seconds for _, seconds in prediction.time)
+    parts = sum(seconds for _, seconds in prediction.time)  # infinite where fsum raises
     if not math.isclose(parts, prediction.step_seconds, rel_tol=_ROUNDING):
         raise RequestError(
             f"the prediction in the plan file was edited: its parts sum to {parts:.6g} s, but step_seconds is"
@@ -177,8 +177,8 @@ def predicted_peak(prediction: Prediction, device_type: str) -> Bytes:
 
 def compare_run(plan: Plan, run: MeasuredRun, clock: Clock = "wall") -> RunComparison:
     """The plan's prediction beside a run of it. Raises RequestError where the run is of another plan."""
-    check_same_plan(plan, run.plan)
     prediction = summed(plan.prediction)
+    check_same_plan(plan, run.plan)
     said, found = predicted_terms(prediction), measured_terms(run, clock)
     whole = sum(found.values())
     held = dict(prediction.memory)

@@ -217,18 +217,19 @@ def _sorted(found: Iterable[Crossing]) -> tuple[Crossing, ...]:
 
 
 def links_of(bound: BoundPlan, sent: Charge, number: int, machine: Machine) -> tuple[Group, ...]:
-    """The links that a transfer of pipeline rank `number` may use; the slowest counts. Transfers come from the previous
-    rank (forward) or the next one (backward), except gradient sums of a tied parameter (first and last rank) and norms
-    (all ranks)."""
+    """The links that a transfer of pipeline rank `number` may use; the slowest counts. Transfers come from the ranks of
+    the previous stages (forward) or of the next ones (backward), except gradient sums of a tied parameter (first and
+    last rank) and norms (all ranks)."""
     mesh, ranks = bound.plan.mesh, bound.plan.pipeline
     if sent.message.axis is not None:
         line = mesh.axes[sent.message.axis]
         return (clusters_of_ranks(machine, ranks)[number].group(line.size, line.stride),)
     if sent.message.kind == "send_recv":
-        if isinstance(machine, Cluster):
-            return (machine.group(2, mesh.size),)
-        one, other = (number - 1, number) if sent.phase == "forward" else (number, number + 1)
-        return links_of_ranks(machine, one, other, ranks, mesh.size)
+        plan, step = bound.plan, -1 if sent.phase == "forward" else 1
+        stages = (stage + step for stage in plan.stages_of(number))
+        others = {plan.rank_of(stage) for stage in stages if 0 <= stage < len(plan.stages)} - {number}
+        found = (links_of_ranks(machine, number, other, ranks, mesh.size) for other in sorted(others))
+        return tuple(dict.fromkeys(link for links in found for link in links))
     if sent.part == "gradient reduction":
         return links_of_ranks(machine, 0, ranks - 1, ranks, mesh.size)
     return links_of_all(machine, ranks, mesh.size)

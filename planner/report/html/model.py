@@ -105,7 +105,7 @@ def _row(model: Model, rank: int) -> StageRow:
             )
         )
         stage = block.stage
-    for end, at, place in ((BEFORE, 0, 0), (AFTER, model.ranks - 1, len(cells) + 1)):
+    for end, at, place in ((BEFORE, 0, 0), (AFTER, model.last_rank, len(cells) + 1)):
         if at == rank and end in variants:
             tip = f"{end.capitalize()}, {name}\n{seconds_text(variants[end].seconds)} per micro-batch"
             cells.insert(place, Cell(text=end.partition(" ")[0], tip=tip, colour="@bubble"))
@@ -117,7 +117,7 @@ def _blocks_table(model: Model) -> Table:
     rows = []
     for variant in model.variants:
         own = [block for block in model.blocks if block.variant == variant.name]
-        at = {BEFORE: [0], AFTER: [model.ranks - 1]}.get(variant.name, sorted({block.rank for block in own}))
+        at = {BEFORE: [0], AFTER: [model.last_rank]}.get(variant.name, sorted({block.rank for block in own}))
         rows.append(
             (
                 variant.name,

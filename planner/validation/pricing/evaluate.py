@@ -50,6 +50,9 @@ FEW = 12
 
 _ENDLESS = 1e18  # bytes
 
+_REFUSED = (PlannerError, HardwareProfileError, CostModelError)
+"""What refuses a row, and no other one."""
+
 Change = Callable[[Cluster], Cluster]
 """Makes another machine of the one on which a row ran; must be a function that pickles."""
 
@@ -138,7 +141,7 @@ def _evaluated(row: Row, change: Change, graphs: dict[Dimensions, OperatorGraph]
         dtype = software.products or run.job.model.precision
         refuse_rate(row, prediction.model_flops, cluster.device.peak(dtype) * run.job.devices)
         kind = kind_of_peak(row)
-    except (PlannerError, HardwareProfileError, CostModelError) as error:
+    except _REFUSED as error:
         return Evaluated(row=row, notes=notes, error=str(error))
     return _beside(row, run, cluster, prediction, held, kind, notes)
 
@@ -203,7 +206,7 @@ def chunks_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
     groups: dict[Dimensions | None, list[Row]] = {}
     for row in rows:
         model = None
-        with suppress(PlannerError):
+        with suppress(*_REFUSED):
             model = None if row.fault else run_of(row).job.model
         groups.setdefault(model, []).append(row)
     for group in groups.values():

@@ -1,5 +1,7 @@
 """The decoder of a row: the family, dimensions and precision of its model."""
 
+import re
+
 from planner.errors import RequestError
 from planner.models.dimensions import Dimensions, ExpertDimensions, Family
 from planner.strategy_search.job import PRECISION
@@ -75,8 +77,9 @@ def _rounding(row: Row) -> float:
     A GPT of 174.6 billion parameters, with a head of its own 175.2, is published as one of 175.
     """
     text = row.text("n_params_B").upper()
-    unit = next((size for letter, size in _UNITS.items() if letter in text), 1e9)
-    decimals = text.partition(".")[2].rstrip(" BMT").rstrip("0")
+    number = re.split("[A-Z]", text, maxsplit=1)[0]
+    unit = _UNITS.get(text[len(number) :][:1], 1e9)
+    decimals = number.partition(".")[2].rstrip(" 0")
     return 0.5 * unit * 0.1 ** len(decimals)
 
 

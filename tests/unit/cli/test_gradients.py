@@ -134,7 +134,7 @@ def test_buckets(text: str, buckets: object) -> None:
     assert parse_buckets(text) == buckets
 
 
-@pytest.mark.parametrize("text", ["", "some", "5MiB,3", "a=b", "12 apples"])
+@pytest.mark.parametrize("text", ["", "some", "5MiB,3", "a=b", "12 apples", "9" * 400 + "GiB"])
 def test_what_is_no_bucket(text: str) -> None:
     with refused(RequestError, "none", "auto", "25MiB"):
         parse_buckets(text)

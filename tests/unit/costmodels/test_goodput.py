@@ -12,6 +12,8 @@ def test_without_failures_it_is_the_training_alone() -> None:
     none = Goodput(failures_per_device_day=0.0, checkpoint=60.0, restart=600.0)
     assert none.slowdown(16384) == 1.0
     assert Goodput(failures_per_device_day=1e9, checkpoint=60.0, restart=600.0).slowdown(10**6) == math.inf
+    for checkpoint in (0.0, 60.0):
+        assert Goodput(failures_per_device_day=1e308, checkpoint=checkpoint, restart=600.0).slowdown(64) == math.inf
 
 
 @pytest.mark.parametrize(

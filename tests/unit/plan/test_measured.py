@@ -225,6 +225,9 @@ def test_a_plan_file_whose_step_was_edited_is_not_compared() -> None:
     known = plan()
     with refused(RequestError, 99, "plan verify"):
         compare_run(replace(known, prediction=replace(known.prediction, step_seconds=99.0)), run(rank(forward=0.2)))
+    huge = replace(known.prediction, time=(("forward", 1.7e308), ("backward", 1.7e308)))
+    with refused(RequestError, "inf", "plan verify"):
+        compare_run(replace(known, prediction=huge), run(rank(forward=0.2)))
 
 
 def test_a_peak_that_was_not_counted_is_unknown() -> None:

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_profile, load_software
+from planner.validation import read_rows
 from planner.validation.pricing.evaluate import evaluate_rows
 from planner.validation.request.configuration import Run, run_of
 from planner.validation.request.decoder import model_of
 from planner.validation.spared import Spared
 from planner.validation.stack.network import stated_bandwidth
 from planner.validation.stack.states import states_of
-from tests.unit.validation.runs import machine, one
+from tests.unit.validation.runs import machine, one, row, write
 
 EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": "", "recompute": "none"}
 SIXTEEN = {"n_devices": "16", "tp": "2", "pp": "2", "dp": "4"}
@@ -312,3 +313,13 @@ def test_weights_are_shared_out_where_devices_do_not_divide_their_dims(tmp_path:
     assert found.needed_bytes < found.capacity_bytes
     through_a_node = 2 * (2 * 33.7e9) * (11 / 12) / 100e9  # both gathers of a micro-batch, seconds
     assert dict(found.time)["parameter gathering"] > through_a_node / 2  # of which half is hidden
+
+
+def test_a_row_on_an_unknown_machine_ends_no_other_row(tmp_path: Path) -> None:
+    """Also where its recomputation goes by HFU and the rate of its machine."""
+    sizes = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3", "vpp": "1"}
+    by_rate = {"source": "fms-fsdp", "recompute": "selective", "notes": "HFU 0.5", "profile": "nosuch", "device": ""}
+    rows = (row(**sizes, id="none", recompute="none"), row(**sizes, id="unknown", **by_rate))
+    known, unknown = evaluate_rows(read_rows(write(tmp_path / "runs.csv", *rows)))
+    assert known.error is None
+    assert "no hardware profile 'nosuch'" in (unknown.error or "")

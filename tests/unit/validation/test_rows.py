@@ -362,7 +362,16 @@ def test_a_gpt_is_no_nemotron_that_has_as_many_parameters(
 
 @pytest.mark.parametrize(
     ("published", "tied"),
-    [("175", True), ("175.0", True), ("174.6", True), ("175.2", False), ("175200M", False), ("177", False)],
+    [
+        ("175", True),
+        ("175.0", True),
+        ("174.6", True),
+        ("175.0 billion", True),
+        ("175.2", False),
+        ("175.20 billion", False),
+        ("175200M", False),
+        ("177", False),
+    ],
 )
 def test_a_gpt_shares_its_embeddings_unless_its_published_number_is_too_large(
     tmp_path: Path, published: str, tied: bool
