@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from hardware_profiles import Machine, Seconds, parts_of
+from hardware_profiles import Machine, Seconds, clusters_of_ranks
 from hardware_profiles.nicknames import full_profile
 from hardware_profiles.run_record import MeasuredRun, load_run_record, middle_half
 from planner.api.checks import profile, public, word
@@ -234,7 +234,9 @@ def _logged(plan: Plan, log: Path, engine: str, hardware: str | None) -> Measure
     run, prediction = read_log(log, engine, plan), summed(plan.prediction)
     kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
     flops = prediction.model_flops / prediction.step_seconds / plan.cluster.devices / 1e12
-    machine = parts_of(_machine(plan, hardware))[0]
+    devices = clusters_of_ranks(_machine(plan, hardware), plan.pipeline)
+    peaks = [stage.peak_bytes for stage in prediction.stages]  # none in files of version 1
+    machine = devices[peaks.index(prediction.peak_bytes) if prediction.peak_bytes in peaks else 0]
     compared = RunComparison(
         clock="wall",
         predicted_seconds=prediction.step_seconds,

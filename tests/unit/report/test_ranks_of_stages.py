@@ -2,12 +2,19 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from hardware_profiles import load_profile, with_network
+from hardware_profiles import clusters_of_ranks, load_machine, load_profile, with_network
+from planner.api.measured import compare_measured
 from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.binding.machine import cluster_reference
 from planner.plan.compare.dissection import dissect
+from planner.plan.compare.measured import predicted_peak
+from planner.plan.layout.group_runs import group_runs
+from planner.plan.plan import Plan
+from planner.plan.prediction.predict import predict
 from planner.report.data.model import AFTER, model_of
 from planner.report.data.network import network_of
 from planner.report.html.model import model_view
@@ -60,3 +67,49 @@ def test_what_follows_the_blocks_is_on_the_rank_of_the_last_stage(schedule: str,
     assert [row.name for row in view.rows if row.cells[-1].text == "after"] == [f"stage {last}"]
     (places,) = (row[3] for row in view.table.rows if row[0] == AFTER)
     assert places == str(last)
+
+
+MIXED = load_machine("h100-80gb:2,a100-80gb:2")
+"""A pipeline rank on each kind, with two devices each; an A100 reserves more memory than an H100."""
+
+
+def mixed_plan(schedule: str, stages: tuple[int, ...]) -> Plan:
+    plan = plans.hand_plan(
+        "zero1", "gpt4", plans.mesh_of(2), stages=stages, micro_batches=2, virtual_stages=len(stages) // 2,
+        schedule=schedule,
+    )  # fmt: skip
+    kinds = clusters_of_ranks(MIXED, plan.pipeline)
+    held = (replace(stage, group=kinds[plan.rank_of(at)].name) for at, stage in enumerate(plan.stages))
+    plan = replace(plan, cluster=cluster_reference(MIXED), stages=tuple(held))
+    bound = bind(plan, plans.traced("gpt4"), plans.BATCH)
+    return replace(plan, prediction=predict(bound, MIXED))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "blocks"),
+    [("1f1b", (3, 1), (3, 1)), ("interleaved_1f1b", (2, 1, 1, 0), (3, 1)), ("zb_v", (1, 1, 1, 1), (2, 2))],
+)
+def test_kinds_of_devices_are_those_of_pipeline_ranks(
+    schedule: str, stages: tuple[int, ...], blocks: tuple[int, int]
+) -> None:
+    plan = mixed_plan(schedule, stages)
+    found = group_runs(plan)
+    assert [(run.group, run.first_stage, run.first_device, run.devices, run.blocks) for run in found] == [
+        ("h100-80gb", 0, 0, 2, (blocks[0],)),
+        ("a100-80gb", 1, 2, 2, (blocks[1],)),
+    ]
+    assert [run.peaks(plan.prediction) for run in found] == [(one.peak_bytes,) for one in plan.prediction.stages]
+
+
+def test_a_logged_peak_is_compared_with_the_fullest_kind_of_device(tmp_path: Path) -> None:
+    plan = mixed_plan("1f1b", (1, 3))
+    assert group_runs(plan)[1].peaks(plan.prediction) == (plan.prediction.peak_bytes,)
+    line = (
+        "iteration {0}/ 9 | elapsed time per iteration (ms): 9.0 | global batch size: 4 |\n[Rank 0] (after {0}"
+        " iterations) memory (MB) | allocated: 9.0 | max allocated: 90.0 |\n"
+    )
+    log = tmp_path / "train.log"
+    log.write_text("".join(line.format(at) for at in range(1, 6)), encoding="utf-8")
+    found = compare_measured(plan, log=log, engine="megatron").compared
+    assert found.peak_kind == "allocated"
+    assert found.predicted_peak_bytes == pytest.approx(predicted_peak(plan.prediction, "cuda"))
