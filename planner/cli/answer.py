@@ -92,7 +92,7 @@ class Answer:
             )
         return explain(
             prediction,
-            micro_batches=best.plan.training.micro_batches,
+            turns=best.plan.training.micro_batches * best.plan.slices,
             capacity=min(_planned(prediction), self.request.memory_limit or math.inf),
             memory_price=best.memory_price,
             next_best=next_best,

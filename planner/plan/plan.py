@@ -184,8 +184,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """What the cost model predicts for the devices of one pipeline rank: seconds for each micro-batch, part of which a
-    host that launches ahead saves, seconds once a step, bytes that a device needs."""
+    """What the cost model predicts for the devices of one pipeline rank: seconds for each micro-batch, or for each
+    slice where a plan cuts these, part of which a host that launches ahead saves, seconds once a step, bytes that a
+    device needs."""
 
     micro_batch_seconds: float
     once_seconds: float

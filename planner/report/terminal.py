@@ -29,7 +29,7 @@ from planner.plan.prediction.step import (
 from planner.report.discovered import discovered_table
 from planner.report.rows import degree_rows, figure_rows, job_text
 from planner.report.table import table_of
-from planner.report.units import bytes_text, percent_text, seconds_text
+from planner.report.units import bytes_text, percent_text, seconds_text, turn_text
 from planner.report.words import SHOWN, short_names, strategy_words
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout
@@ -236,7 +236,7 @@ def _stages(plan: Plan, prediction: Prediction) -> tuple[Table, ...]:
     if len(prediction.stages) < 2:
         return ()
     groups = [run.group for run in group_runs(plan) for _ in range(run.stages)]
-    table = table_of("\nPipeline stages", "stage", "per micro-batch", "once per step", "peak memory")
+    table = table_of("\nPipeline stages", "stage", turn_text(plan.slices), "once per step", "peak memory")
     for column in table.columns[1:]:
         column.justify = "right"
     if groups:

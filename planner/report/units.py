@@ -2,7 +2,7 @@
 
 from hardware_profiles.units import bytes_text
 
-__all__ = ["bytes_text", "count_text", "percent_text", "seconds_text"]
+__all__ = ["bytes_text", "count_text", "percent_text", "seconds_text", "turn_text"]
 
 
 def seconds_text(seconds: float) -> str:
@@ -27,3 +27,8 @@ def count_text(count: float) -> str:
 def percent_text(share: float) -> str:
     """51.7%."""
     return f"{share * 100:.1f}%"
+
+
+def turn_text(slices: int) -> str:
+    """What passes go through a stage for, by the slices of a micro-batch."""
+    return "per micro-batch" if slices == 1 else "per slice"

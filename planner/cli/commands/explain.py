@@ -222,7 +222,7 @@ def _explained(bound: "BoundPlan") -> "Explanation":
     plan = bound.plan
     return explained(
         plan.prediction,
-        micro_batches=plan.training.micro_batches,
+        turns=plan.training.micro_batches * plan.slices,
         capacity=plan.prediction.capacity_bytes,
         memory_price=0.0,
         next_best=None,

@@ -127,13 +127,14 @@ class Explanation:
 
 
 def explain(
-    prediction: Prediction, micro_batches: int, capacity: float, memory_price: float, next_best: Alternative | None
+    prediction: Prediction, turns: int, capacity: float, memory_price: float, next_best: Alternative | None
 ) -> Explanation:
-    """Explain a plan that was priced: `micro_batches` a step, `capacity` bytes that it may use of a device."""
+    """Explain a plan that was priced: `turns` of micro-batches, or of their slices, in a step, and `capacity` bytes
+    that it may use of a device."""
     shares: dict[str, float] = dict.fromkeys(RESOURCE_OF.values(), 0.0)
     for name, seconds in prediction.time:
         shares[RESOURCE_OF[name]] += seconds
-    busy = [micro_batches * stage.micro_batch_seconds + stage.once_seconds for stage in prediction.stages]
+    busy = [turns * stage.micro_batch_seconds + stage.once_seconds for stage in prediction.stages]
     peaks = [stage.peak_bytes for stage in prediction.stages]
     return Explanation(
         step_seconds=prediction.step_seconds,
@@ -142,6 +143,6 @@ def explain(
         free_bytes=capacity - prediction.peak_bytes,
         ranks=len(prediction.stages),
         slowest=busy.index(max(busy)),
-        fullest=peaks.index(max(peaks)),
+        fullest=peaks.index(prediction.peak_bytes),  # of several kinds, not that with most bytes
         next_best=next_best,
     )

@@ -79,13 +79,14 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Mesh axes, numbers of stages and pipeline ranks, the rank of the last stage (the first one of a V), the variants
-    in the order of the model, and all blocks."""
+    """Mesh axes, numbers of stages and pipeline ranks, the rank of the last stage (the first one of a V), slices of a
+    micro-batch, of one of which seconds and bytes are, the variants in the order of the model, and all blocks."""
 
     axes: tuple[str, ...]
     ranks: int
     stages: int
     last_rank: int
+    slices: int
     variants: tuple[Variant, ...]
     blocks: tuple[BlockView, ...]
 
@@ -113,6 +114,7 @@ def model_of(bound: BoundPlan, ranks: Sequence[RankDissection]) -> Model:
         ranks=bound.plan.pipeline,
         stages=len(bound.plan.stages),
         last_rank=bound.plan.rank_of(len(bound.plan.stages) - 1),
+        slices=bound.plan.slices,
         variants=tuple(variant for variant in (before, *variants, after) if variant.operators),
         blocks=tuple(found),
     )

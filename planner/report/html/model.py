@@ -10,7 +10,7 @@ from itertools import groupby
 from planner.report.data.model import AFTER, BEFORE, Model, OperatorView, Variant
 from planner.report.html.colours import series
 from planner.report.html.figure import Table
-from planner.report.units import bytes_text, percent_text, seconds_text
+from planner.report.units import bytes_text, percent_text, seconds_text, turn_text
 
 _NAMED = 8  # maximum number of operators that are listed by name if variants differ
 _LEAST_SHARE = 1e-4  # share of a variant from which an operator has a place in its strip
@@ -99,7 +99,7 @@ def _row(model: Model, rank: int) -> StageRow:
             Cell(
                 text=block.variant,
                 tip=f"Block {block.number}, {where}\nvariant {block.variant}: {variants[block.variant].words}\n"
-                f"{seconds_text(variants[block.variant].seconds)} per micro-batch",
+                f"{seconds_text(variants[block.variant].seconds)} {turn_text(model.slices)}",
                 colour=variant_colour(model, block.variant),
                 first=stage is not None and block.stage != stage,
             )
@@ -107,7 +107,7 @@ def _row(model: Model, rank: int) -> StageRow:
         stage = block.stage
     for end, at, place in ((BEFORE, 0, 0), (AFTER, model.last_rank, len(cells) + 1)):
         if at == rank and end in variants:
-            tip = f"{end.capitalize()}, {name}\n{seconds_text(variants[end].seconds)} per micro-batch"
+            tip = f"{end.capitalize()}, {name}\n{seconds_text(variants[end].seconds)} {turn_text(model.slices)}"
             cells.insert(place, Cell(text=end.partition(" ")[0], tip=tip, colour="@bubble"))
     return StageRow(name=name, cells=tuple(cells))
 
@@ -128,7 +128,14 @@ def _blocks_table(model: Model) -> Table:
                 bytes_text(max(0.0, variant.kept_bytes)),
             )
         )
-    columns = ("variant", "recomputation", "blocks", "pipeline ranks", "per micro-batch", "activations of the first")
+    columns = (
+        "variant",
+        "recomputation",
+        "blocks",
+        "pipeline ranks",
+        turn_text(model.slices),
+        "activations of the first",
+    )
     return Table(caption="Blocks by variant", columns=columns, texts=4, rows=tuple(rows))
 
 
@@ -153,7 +160,7 @@ def _strip(model: Model, variant: Variant, colours: dict[str, str]) -> Strip:
     return Strip(
         title=title,
         colour=variant_colour(model, variant.name),
-        text=_about(variant),
+        text=_about(model, variant),
         cells=tuple(
             Cell(
                 text=one.short.rpartition(".")[2],
@@ -171,11 +178,11 @@ def _blocks(count: int) -> str:
     return f"{count} block{'' if count == 1 else 's'}"
 
 
-def _about(variant: Variant) -> str:
+def _about(model: Model, variant: Variant) -> str:
     """The time of a variant, and its difference from the first."""
     if not variant.blocks:
-        return f"{seconds_text(variant.seconds)} per micro-batch."
-    text = f"{variant.words.capitalize()}; {seconds_text(variant.seconds)} per micro-batch."
+        return f"{seconds_text(variant.seconds)} {turn_text(model.slices)}."
+    text = f"{variant.words.capitalize()}; {seconds_text(variant.seconds)} {turn_text(model.slices)}."
     if variant.unlike:
         more = len(variant.unlike) - _NAMED
         named = ", ".join(variant.unlike[:_NAMED]) + (f" and {more} more" if more > 0 else "")
@@ -191,7 +198,8 @@ def _tip(model: Model, one: OperatorView, variant: Variant) -> str:
         f"weight kept as {one.kept_as}: {one.weight}, its gradient {one.gradient}, state {one.state}"
         if one.weight
         else "",
-        f"{seconds_text(one.total)} per micro-batch ({percent_text(one.total / variant.seconds)} of the block): "
+        f"{seconds_text(one.total)} {turn_text(model.slices)}"
+        f" ({percent_text(one.total / variant.seconds)} of the block): "
         + ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in one.seconds),
         f"result {bytes_text(one.result_bytes)}, kept for the backward pass {bytes_text(max(0.0, one.kept_bytes))}",
     ]

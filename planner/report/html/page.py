@@ -66,7 +66,7 @@ def page(report: Report) -> str:
 def _figures(report: Report) -> dict[str, Figure]:
     """Every figure by its key."""
     found = [
-        timeline_figure(report.lanes, report.prediction),
+        timeline_figure(report.lanes, report.prediction, report.shape.slices),
         memory_figure(report.memory),
         curves_figure(report.memory),
         parts_figure(report.spending),

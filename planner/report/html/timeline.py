@@ -7,7 +7,7 @@ from planner.plan.plan import Prediction, StagePrediction
 from planner.report.data.lanes import Bar, Lane, Lanes
 from planner.report.html.colours import STEP
 from planner.report.html.figure import SECONDS, Figure, Spec, Table, layout
-from planner.report.units import percent_text, seconds_text
+from planner.report.units import percent_text, seconds_text, turn_text
 
 _WORDS = {
     "input_gradient": "backward (inputs)",
@@ -18,8 +18,8 @@ _WORDS = {
 _TALLEST, _LEAST = 900, 16  # pixels of the figure, and of a rank
 
 
-def timeline_figure(lanes: Lanes, prediction: Prediction) -> Figure:
-    """Bars of all ranks, and for each rank how it spends the step."""
+def timeline_figure(lanes: Lanes, prediction: Prediction, slices: int) -> Figure:
+    """Bars of all ranks, and for each rank how it spends the step; `slices` are those of a micro-batch."""
     ranks = len(lanes.uses)
     kinds = list(dict.fromkeys(kind for kind in STEP for lane in lanes.lanes if _has(lane, kind)))
     return Figure(
@@ -29,7 +29,7 @@ def timeline_figure(lanes: Lanes, prediction: Prediction) -> Figure:
         " communication of each. The table below has how long each rank computes and waits.",
         caption=_caption(lanes, prediction),
         spec=_spec(lanes, kinds),
-        table=_table(lanes, prediction.stages),
+        table=_table(lanes, prediction.stages, slices),
         height=50 + max(_LEAST, min(56, _TALLEST // ranks)) * ranks,
         legend=tuple((STEP[kind], _WORDS.get(kind, kind)) for kind in kinds),
         interactive="timeline",
@@ -106,12 +106,12 @@ def _flat(bars: Sequence[Bar], unit: float, number: Mapping[str, int]) -> list[i
     return found
 
 
-def _table(lanes: Lanes, stages: Sequence[StagePrediction]) -> Table:
+def _table(lanes: Lanes, stages: Sequence[StagePrediction], slices: int) -> Table:
     return Table(
         caption="How each pipeline rank spends the step",
         columns=(
             "pipeline rank",
-            "per micro-batch",
+            turn_text(slices),
             "once per step",
             "computation",
             "share",

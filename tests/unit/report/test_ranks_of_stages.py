@@ -1,23 +1,30 @@
 """Where a report shows stages and what they send, when pipeline ranks hold several."""
 
+import io
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hardware_profiles import clusters_of_ranks, load_machine, load_profile, with_network
 from planner.api.measured import compare_measured
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.binding.machine import cluster_reference
 from planner.plan.compare.dissection import dissect
+from planner.plan.compare.explanation import explain
 from planner.plan.compare.measured import predicted_peak
 from planner.plan.layout.group_runs import group_runs
-from planner.plan.plan import Plan
+from planner.plan.layout.roles import roles
+from planner.plan.plan import Plan, StagePrediction
 from planner.plan.prediction.predict import predict
+from planner.report.data import report_of
 from planner.report.data.model import AFTER, model_of
 from planner.report.data.network import network_of
+from planner.report.html import page
 from planner.report.html.model import model_view
+from planner.report.terminal import print_plan
 from tests.distributed import plans
 
 MACHINE = with_network(load_profile("h100-80gb"), bandwidth={}, devices_per_node=4).with_devices(8)
@@ -113,3 +120,33 @@ def test_a_logged_peak_is_compared_with_the_fullest_kind_of_device(tmp_path: Pat
     found = compare_measured(plan, log=log, engine="megatron").compared
     assert found.peak_kind == "allocated"
     assert found.predicted_peak_bytes == pytest.approx(predicted_peak(plan.prediction, "cuda"))
+
+
+def test_seconds_of_stages_and_blocks_are_those_of_a_slice() -> None:
+    plan = plans.hand_plan(
+        "zero1", "gpt4", plans.mesh_of(2), stages=(2, 2), micro_batches=2, schedule="seqpipe", slices=2
+    )
+    bound = bind(plan, plans.traced("gpt4"), plans.BATCH)
+    prediction, machine = predict(bound, MACHINE), MACHINE.with_devices(4)
+    report = report_of(bound, prediction, machine).report
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(console, bound, roles(bound), prediction)
+    assert isinstance(console.file, io.StringIO)
+    for text in (page(report), console.file.getvalue()):
+        assert "per slice" in text
+        assert "per micro-batch" not in text
+    whole = 2 * 2 * prediction.stages[0].micro_batch_seconds + prediction.stages[0].once_seconds
+    assert 0.5 < whole / prediction.step_seconds < 1.1
+
+
+def test_what_limits_a_plan_is_told_by_all_slices_and_by_shares_of_devices() -> None:
+    own = mixed_plan("1f1b", (1, 3)).prediction
+    slow = StagePrediction(micro_batch_seconds=1.0, once_seconds=0.0, peak_bytes=9.0)
+    full = StagePrediction(micro_batch_seconds=0.9, once_seconds=0.3, peak_bytes=8.0)  # of a smaller device
+    prediction = replace(own, stages=(slow, full), peak_bytes=8.0)
+    slowest = {
+        turns: explain(prediction, turns=turns, capacity=10.0, memory_price=0.0, next_best=None).slowest
+        for turns in (2, 4)
+    }
+    assert slowest == {2: 1, 4: 0}
+    assert explain(prediction, turns=2, capacity=10.0, memory_price=0.0, next_best=None).fullest == 1
