@@ -7,11 +7,11 @@ import pytest
 from planner.cli.values import parse_buckets
 from planner.report.command import command_of
 from planner.sharding.update import PLAIN, Update
-from tests.unit.plan.plans import plan_named
+from tests.distributed import plans
 
 
 def command(update: Update) -> str:
-    plan = plan_named("two axes")
+    plan = plans.hand_plan("zero1", "gpt4", plans.mesh_of(2))
     return command_of(replace(plan, training=replace(plan.training, update=update)))
 
 
