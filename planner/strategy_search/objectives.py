@@ -144,6 +144,10 @@ def _time(result: SearchResult) -> float:
 
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The fastest plan within the least memory, to `PRECISION`, in which any plan was found to fit."""
+    return with_rings(request, lambda asked: _least_memory(asked, on_progress, cancelled), cancelled)
+
+
+def _least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     with sharing(3):
         found = best_plans(request, _named(on_progress, "for any plan"), cancelled)
     most = high = found.plan.prediction.peak_bytes
@@ -210,6 +214,10 @@ def _bisecting(low: float, high: float) -> Progress:
 
 def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The plans with the fewest device-seconds, on all devices or on fewer."""
+    return with_rings(request, lambda asked: _least_cost(asked, on_progress, cancelled), cancelled)
+
+
+def _least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
 
     def best(one: SearchRequest, told: Listener, cutoff: float) -> SearchResult:
         return best_plans(one, told, cancelled, cutoff)
@@ -293,7 +301,13 @@ def _with_choices_made(request: SearchRequest, on_progress: Listener, cancelled:
 
 def _front_of_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
     def best(one: SearchRequest, told: Listener, cutoff: float) -> SearchResult:
-        return with_offload(one, lambda asked: best_plans(replace(asked, top=1), told, cancelled, cutoff), cancelled)
+        def solve(asked: SearchRequest) -> SearchResult:
+            return best_plans(replace(asked, top=1), told, cancelled, cutoff)
+
+        def first(asked: SearchRequest) -> SearchResult:  # later there is a plan, and nothing else may be cheaper
+            return with_rings(asked, solve, cancelled) if cutoff == math.inf else solve(asked)
+
+        return with_offload(one, first, cancelled)
 
     found = _cheaper_and_cheaper(request, best, on_progress, cancelled)
     if not found:
@@ -319,7 +333,7 @@ def _front_of_memory(request: SearchRequest, on_progress: Listener, cancelled: S
 
             def solve(one: SearchRequest, told: Listener = told, limit: float | None = limit) -> SearchResult:
                 asked, own = replace(one, memory_limit=limit, top=1), shared.setdefault(one.offload, Shared())
-                return best_plans(asked, told, cancelled, shared=own)
+                return with_rings(asked, lambda each: best_plans(each, told, cancelled, shared=own), cancelled)
 
             with sharing(2):  # shared with the next point
                 found = solve(request) if points else with_offload(request, solve, cancelled)

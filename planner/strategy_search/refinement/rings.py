@@ -60,7 +60,7 @@ def with_rings(
 ) -> SearchResult:
     """`solve`, with rings everywhere if nothing fits without.
 
-    Raises what `solve` raises if rings do not fit either.
+    Raises what `solve` raises if rings do not fit either, and LimitError if a limit of the planner is reached.
     """
     if not _left_open(request):
         return solve(request)
@@ -72,6 +72,8 @@ def with_rings(
             raise
         try:
             return solve(replace(request, pinned=replace(request.pinned, context_by="auto")))
+        except LimitError:
+            raise
         except (InfeasibleError, RequestError):
             raise error from None
 

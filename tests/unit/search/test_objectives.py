@@ -7,14 +7,15 @@ from itertools import pairwise
 import pytest
 
 from hardware_profiles import Cluster
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, LimitError
 from planner.nearest import divisors
 from planner.sharding.update import PLAIN
+from planner.strategy_search import objectives
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import FRONT_STEP, PRECISION, front, least_cost, least_memory, plan_for
 from planner.strategy_search.request.request import Objective, SearchRequest
 from planner.strategy_search.request.space import Pinned
-from planner.strategy_search.result import Progress
+from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.search import search
 from planner.strategy_search.tables.table_builder import TableBuilder
 from tests.refusals import refused
@@ -142,6 +143,29 @@ def test_the_objective_decides(objective: Objective) -> None:
     wanted["cost"] = least_cost(asked, nothing, never)
     found = plan_for(asked, nothing, never).plans[0]
     assert math.isclose(found.seconds, wanted[objective].plans[0].seconds, rel_tol=1e-12)
+
+
+def test_every_objective_tries_rings_where_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request_of("llama-1", cluster_of("h100-80gb", 2), 1)
+    found, in_time = search(replace(asked, pinned=Pinned(mesh=(2,)))), True
+
+    def by_rings(one: SearchRequest, *_: object, **__: object) -> SearchResult:
+        if one.pinned.context_by == "auto" and not in_time:
+            raise LimitError("no time is left")
+        if one.pinned.context_by != "auto" or one.memory_limit is not None:
+            raise InfeasibleError("nothing fits")
+        return found
+
+    monkeypatch.setattr(objectives, "best_plans", by_rings)
+    monkeypatch.setattr(objectives, "anything_fits", lambda *_: False)
+    for solve in (least_memory, least_cost):
+        assert solve(asked, nothing, never).plans == found.plans
+    for objective in ("memory", "cost"):
+        (point,) = front(replace(asked, objective=objective))
+        assert point.plans == found.plans
+    in_time = False
+    with refused(LimitError, "no time is left"):
+        least_cost(asked, nothing, never)
 
 
 def test_searches_that_differ_in_memory_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
