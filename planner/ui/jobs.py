@@ -82,7 +82,7 @@ def asked_of(content: Any, own_model: str | None) -> Asked:
     if any(sign in values["hardware"] for sign in ("/", "\\", ".")):
         raise RequestError("hardware: give the name of a profile")
     pinned, shard = content.get("pinned") or {}, content.get("shard") or {}
-    if not isinstance(pinned, dict) or not all(isinstance(n, int) and name in PINNED for name, n in pinned.items()):
+    if not isinstance(pinned, dict) or not all(type(n) is int and name in PINNED for name, n in pinned.items()):
         raise RequestError(f"pinned: give numbers of {', '.join(PINNED)}")
     if not isinstance(shard, dict) or not all(isinstance(one, str) for one in shard.values()):
         raise RequestError("shard: give a strategy by operator, as text")

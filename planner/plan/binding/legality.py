@@ -31,8 +31,9 @@ def check_stages(plan: Plan, blocks: Blocks) -> None:
     following, ends = 0, (0, len(plan.stages) - 1)
     for index, stage in enumerate(plan.stages):
         if stage.first_block != following:
+            before = f"the stages before it hold {following} blocks" if index else "the first stage starts at block 0"
             raise PlanFileError(
-                f"stages.{index}: starts at block {stage.first_block}, the stage before ends at block {following - 1}"
+                f"stages.{index}: starts at block {stage.first_block}, but {before}; set its first_block to {following}"
             )
         if not stage.blocks and len(plan.stages) > 1 and index not in ends:
             raise PlanFileError(

@@ -276,7 +276,11 @@ ILLEGAL: dict[str, tuple[Edit, type[PlannerError], tuple[str, ...]]] = {
         ("the model has 4 blocks",),
     ),
     "stages leave blocks out": (put("stages", 0, "blocks", value=3), PlanFileError, ("stages", "3 blocks", "has 4")),
-    "stages start late": (put("stages", 0, "first_block", value=1), PlanFileError, ("stages.0", "starts at block 1")),
+    "stages start late": (
+        put("stages", 0, "first_block", value=1),
+        PlanFileError,
+        ("stages.0", "starts at block 1", "first_block to 0"),
+    ),
     "digest": (put("cluster", "digest", value="0" * 64), PlanFileError, ("cluster", "h100-80gb", "plan again")),
     "bandwidth": (put("mesh", 1, "bandwidth", value=1.0), PlanFileError, ("mesh", "axis1", "bandwidth 1")),
     "missing input": (drop("inputs", "args_0"), PlanFileError, ("inputs", "args_0")),

@@ -87,6 +87,7 @@ def test_only_the_address_with_its_token_is_answered(server: Server) -> None:
         ({**TINY, "devices": "two"}, "devices: give a whole number"),
         ({**TINY, "devices": True}, "devices: give a whole number"),
         ({**TINY, "pinned": {"offload": 1}}, "pinned: give numbers"),
+        ({**TINY, "pinned": {"tensor": True}}, "pinned: give numbers"),
         ({**TINY, "shard": {"*": 1}}, "shard: give a strategy"),
         ({**TINY, "rule_cache": "/"}, "unknown key"),
         ({"hardware": "h100-80gb"}, "model is missing"),
