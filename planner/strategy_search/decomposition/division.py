@@ -42,7 +42,7 @@ def divide(
     *,
     micro_batches: int,
     chunks: int,
-    equal: int | None = None,
+    given: Sequence[int] | None = None,
     cutoff: float = math.inf,
 ) -> Division | None:
     """The fastest division of the inner blocks over the ranks; None if none fits.
@@ -53,13 +53,13 @@ def divide(
         block_ranges: the ranges of the inner blocks.
         micro_batches: per step.
         chunks: virtual stages on each rank.
-        equal: if given, every chunk of every rank has this many blocks, and only that division is priced.
+        given: the inner blocks of a chunk of every rank, if that is decided; only that division is priced.
         cutoff: divisions that take at least this long are not of interest.
     """
-    if len(ranks) == 1 and equal is None:
-        equal = block_ranges.blocks
-    if equal is not None:
-        return _priced(ranks, (equal,) * len(ranks), block_ranges, micro_batches, chunks)
+    if len(ranks) == 1 and given is None:
+        given = (block_ranges.blocks,)
+    if given is not None:
+        return _priced(ranks, tuple(given), block_ranges, micro_batches, chunks)
     slowest = np.unique(np.concatenate([rank.busy[np.isfinite(rank.busy)] for rank in ranks]))
     low = int(np.searchsorted(slowest, _least_pace(ranks, least, block_ranges, slowest)))
     best: Division | None = None
@@ -89,15 +89,15 @@ def least_seconds(
     *,
     micro_batches: int,
     chunks: int,
-    equal: int | None = None,
+    given: Sequence[int] | None = None,
 ) -> float:
     """A lower bound on the seconds of any division of the inner blocks; infinite if none fits. It uses the least busy
     time in which all blocks fit, and the least sum of seconds per micro-batch, with `parts` for every range on each
     rank.
 
     (m - 1/v) max t + max u >= max (m t + u) (1 - 1 / (m v)), since v m t is most of it."""
-    if equal is not None:
-        held = _block_ranges((equal,) * len(ranks), block_ranges)
+    if given is not None:
+        held = _block_ranges(given, block_ranges)
         pace = max(float(rank.busy[n]) for rank, n in zip(ranks, held, strict=True))
         lone = math.fsum(float(part[n]) for part, n in zip(parts, held, strict=True))
     else:

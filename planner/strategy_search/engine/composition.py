@@ -89,7 +89,7 @@ class Composition:
         ]
         described: list[tuple[Rank, ...]] = []
         variants = []
-        equal = self.equal
+        given = self.given
         for rank in range(setting.ranks):
             multipliers = self.multipliers[self.pipeline_of_kinds.kinds[rank]]
             chosen = _distinct_ends(
@@ -103,9 +103,9 @@ class Composition:
             )
             described.append(tuple(self.rank(rank, state, head, tail) for head, tail in chosen))
             variants.append(chosen)
-        ranks, division = self._divided(described, equal)
+        ranks, division = self._divided(described, given)
         if division is None:
-            share = math.ceil(self.blocks / setting.ranks) if equal is None else equal
+            share = math.ceil(self.blocks / setting.ranks) if given is None else max(given)
             wanted = [float(filled.least[n]) for filled, n in zip(ranks, self.shared(share), strict=True)]
             fullest = max(range(setting.ranks), key=lambda rank: (wanted[rank] - self.capacity(rank), -rank))
             self.fitted |= wanted[fullest] <= self.capacity(fullest)
@@ -132,7 +132,7 @@ class Composition:
     def _with_free_chunks(self, tried: Tried) -> Composed | None:
         """What was found, with the virtual stages of a rank run in different ways where that is faster: the slowest
         rank first, until the slowest rank cannot be made faster."""
-        if tried.found is None or tried.division is None or not self.setting.unlike(self.chain) or not self.equal:
+        if tried.found is None or tried.division is None or not self.setting.unlike(self.chain) or not self.blocks:
             return tried.found
         found = self._quicker(tried, partial(self._freed, tried))
         return found if found is not None and found[0] < tried.found[0] else tried.found
@@ -227,28 +227,32 @@ class Composition:
         return (*pool[taken.first], *(pool[taken.second] if taken.lean else ()))
 
     @property
-    def equal(self) -> int | None:
-        """Inner blocks of every chunk, if all chunks hold equally many."""
+    def given(self) -> tuple[int, ...] | None:
+        """Inner blocks of a chunk of every rank, if all chunks hold equally many blocks, with those in head and
+        tail."""
         setting, chain = self.setting, self.chain
-        whole = not chain.blocks_in_head and not chain.blocks_in_tail
-        if setting.copies > 1 or (setting.even and whole and self.blocks % setting.ranks == 0):
-            return self.blocks // (setting.ranks * setting.copies)
-        return self.blocks if setting.ranks == 1 else None
+        if setting.copies > 1 or setting.ranks == 1:
+            return (self.blocks // (setting.ranks * setting.copies),) * setting.ranks
+        each, rest = divmod(self.blocks + chain.blocks_at_ends, setting.ranks)
+        if not setting.even or rest:
+            return None
+        middle = (each,) * (setting.ranks - 2)
+        return (each - chain.blocks_in_head, *middle, each - chain.blocks_in_tail)
 
     def _divided(
-        self, described: Sequence[tuple[Rank, ...]], equal: int | None
+        self, described: Sequence[tuple[Rank, ...]], given: Sequence[int] | None
     ) -> tuple[list[Filled], Division | None]:
         """The fillings of every rank, and the best division of the blocks, if any fits. If the setting asks for equal
         numbers of recomputed blocks in every chunk, numbers are tried upwards, from none, until they only take
         longer."""
-        ranks, division = self._divided_with(described, equal, None)
+        ranks, division = self._divided_with(described, given, None)
         if self.setting.counts == "any" or division is None:
             return ranks, division
-        most = math.ceil(self.blocks / (self.setting.ranks * self.setting.chunks)) * (1 if equal is not None else 2)
+        most = math.ceil(self.blocks / (self.setting.ranks * self.setting.chunks)) * (1 if given is not None else 2)
         best: tuple[list[Filled], Division] | None = None
         worse = 0
-        for count in range(self._recomputed(ranks, division, equal), most + 1):
-            tried, found = self._divided_with(described, equal, count * self.setting.chunks // self.setting.copies)
+        for count in range(self._recomputed(ranks, division, given), most + 1):
+            tried, found = self._divided_with(described, given, count * self.setting.chunks // self.setting.copies)
             if found is not None and (best is None or found.seconds < best[1].seconds):
                 best, worse = (tried, found), 0
             elif best is not None:
@@ -257,9 +261,9 @@ class Composition:
                 break
         return (ranks, None) if best is None else best
 
-    def _recomputed(self, ranks: Sequence[Filled], division: Division, equal: int | None) -> int:
+    def _recomputed(self, ranks: Sequence[Filled], division: Division, given: Sequence[int] | None) -> int:
         """The fewest recomputed blocks that every chunk must have if the sizes of chunks are known, else 0."""
-        if equal is None or not self.blocks:
+        if given is None or not self.blocks:
             return 0
         fewest = 0
         for rank, (filled, block_range) in enumerate(zip(ranks, division.block_ranges, strict=True)):
@@ -270,7 +274,7 @@ class Composition:
         return fewest
 
     def _divided_with(
-        self, described: Sequence[tuple[Rank, ...]], equal: int | None, recomputed: int | None
+        self, described: Sequence[tuple[Rank, ...]], given: Sequence[int] | None, recomputed: int | None
     ) -> tuple[list[Filled], Division | None]:
         """The fillings of every rank, and the best division of the blocks, if any fits, with `recomputed` blocks in
         every chunk; any number if that is None.
@@ -281,9 +285,9 @@ class Composition:
         """
         setting, lengths = self.setting, self.block_ranges.lengths
         kinds = self.pipeline_of_kinds.kinds
-        longest = 2 * math.ceil(self.blocks / setting.ranks) + 1 if equal is None else equal + 1
+        longest = 2 * math.ceil(self.blocks / setting.ranks) + 1 if given is None else max(given) + 1
         while True:
-            some = np.flatnonzero(lengths <= longest if equal is None else (lengths == equal) | (lengths == longest))
+            some = np.flatnonzero(lengths <= longest if given is None else np.isin(lengths, (*given, longest)))
             known: dict[tuple[int, tuple[Rank, ...]], Filled] = {}
             for kind, (pool, capacity) in enumerate(zip(self.pools, self.pipeline_of_kinds.capacities, strict=True)):
                 own = list(dict.fromkeys(each for each, home in zip(described, kinds, strict=True) if home == kind))
@@ -296,11 +300,11 @@ class Composition:
                 self.block_ranges,
                 micro_batches=setting.micro_batches,
                 chunks=setting.chunks,
-                equal=equal,
+                given=given,
                 cutoff=self.cutoff,
             )
             held = any(np.isfinite(one.busy[lengths == longest]).any() for one in ranks)
-            if equal is not None or longest >= self.blocks or not held or self._proves(division, longest):
+            if given is not None or longest >= self.blocks or not held or self._proves(division, longest):
                 return ranks, division
             longest *= 2
 

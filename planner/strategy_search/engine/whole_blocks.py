@@ -95,7 +95,7 @@ class WholeBlocks:
             self.block_ranges,
             micro_batches=self.setting.micro_batches,
             chunks=self.setting.chunks,
-            equal=self.composition.equal,
+            given=self.composition.given,
         )
 
     def _filled(

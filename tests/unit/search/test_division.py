@@ -13,6 +13,10 @@ from planner.strategy_search.decomposition.block_ranges import BlockRanges, bloc
 from planner.strategy_search.decomposition.division import divide, least_seconds, step_seconds
 from planner.strategy_search.decomposition.pieces import Amounts, Column
 from planner.strategy_search.decomposition.stage_filling import Filled, Rank, Way, _first_reaching, fill, fill_best
+from planner.strategy_search.engine.composition import Composition
+from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.request.space import Configuration
+from tests.unit.search.cases import make_case
 
 BLOCKS = 6
 ALIKE = block_ranges_of((0,) * BLOCKS)
@@ -175,7 +179,7 @@ def test_equal_chunks_have_one_price(chunks: int) -> None:
     draw = random.Random(chunks)
     ranks = [random_filled(draw, 3, 8 - 1 / chunks, steps=True) for _ in range(2)]
     ranks = [rank for rank in ranks if math.isfinite(float(rank.busy[1]))]
-    found = divide(ranks, [0, 0], block_ranges_of((0,) * 3), micro_batches=8, chunks=chunks, equal=1)
+    found = divide(ranks, [0, 0], block_ranges_of((0,) * 3), micro_batches=8, chunks=chunks, given=(1, 1))
     assert found is not None
     assert found.blocks == (1,) * len(ranks)
     parts, steps = [float(r.part[1]) for r in ranks], [float(r.step[1]) for r in ranks]
@@ -294,3 +298,23 @@ def test_steps_are_counted_until_they_add_up() -> None:
     wanted[0, :2] = -math.inf, math.inf
     searched = [multiples.searchsorted(own) for multiples, own in zip(step * np.arange(121), wanted, strict=True)]
     assert np.array_equal(_first_reaching(step, wanted, 120), searched)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "wanted"),
+    [
+        ("mixture-after-dense", 2, (1, 2)),
+        ("kinds-one-after", 2, (2, 1)),
+        ("residual-first", 4, (0, 1, 1, 1)),
+        ("llama-4", 2, (2, 2)),
+        ("gpt-3", 2, None),
+    ],
+)
+def test_equal_ranks_count_blocks_in_head_and_tail(model: str, ranks: int, wanted: tuple[int, ...] | None) -> None:
+    """The first block of a model is in the head if it is unlike the others, and the last one may be in the tail."""
+    configuration = Configuration(pipeline=ranks, mesh=(1,), micro_batches=4, even=True)
+    case = make_case(model, "cpu", configuration, 8)
+    composition = Composition(case.pipeline_of_kinds, case.setting, [], math.inf)
+    assert composition.given == wanted
+    found = Evaluation(case.chain, case.setting).run().ranks
+    assert wanted is None or tuple(len(rank.inner) for rank in found) == wanted
