@@ -11,7 +11,7 @@ raised from its minimum, until a smaller sum can no longer compensate for it.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from planner.strategy_search.decomposition.block_ranges import BlockRanges
 from planner.strategy_search.decomposition.stage_filling import Filled
 
 Array = NDArray[np.float64]
+
+_ONCE = 5e-3
+"""Share of a step that other divisions, with less work once a step, must promise to save."""
 
 PACES = 64
 """How many busy times of the slowest rank are tried, from the fastest on; the first or second is nearly always best."""
@@ -60,6 +63,34 @@ def divide(
         given = (block_ranges.blocks,)
     if given is not None:
         return _priced(ranks, tuple(given), block_ranges, micro_batches, chunks)
+    best = _by_pace(ranks, least, block_ranges, micro_batches, chunks, cutoff)
+    while best is not None:  # divisions with equal sums may differ in what a rank does once a step
+        once = max(float(rank.step[n]) for rank, n in zip(ranks, best.block_ranges, strict=True))
+        if once - _least_once(ranks, least, block_ranges) <= _ONCE * best.seconds:
+            break
+        ranks = [replace(rank, busy=np.where(rank.step < once, rank.busy, math.inf)) for rank in ranks]
+        other = _by_pace(ranks, least, block_ranges, micro_batches, chunks, min(best.seconds, cutoff))
+        if other is None or other.seconds >= best.seconds:
+            break
+        best = other
+    return best
+
+
+def _least_once(ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRanges) -> float:
+    """A lower bound on the longest that any rank is busy once a step."""
+    held = (rank.step[block_ranges.lengths >= fewest] for rank, fewest in zip(ranks, least, strict=True))
+    return max(float(steps.min(initial=math.inf)) for steps in held)
+
+
+def _by_pace(
+    ranks: Sequence[Filled],
+    least: Sequence[int],
+    block_ranges: BlockRanges,
+    micro_batches: int,
+    chunks: int,
+    cutoff: float,
+) -> Division | None:
+    """The fastest of the divisions with the least sums of seconds per micro-batch, for each of some paces."""
     slowest = np.unique(np.concatenate([rank.busy[np.isfinite(rank.busy)] for rank in ranks]))
     low = int(np.searchsorted(slowest, _least_pace(ranks, least, block_ranges, slowest)))
     best: Division | None = None

@@ -9,14 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.sharding.update import Update
 from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
 from planner.strategy_search.decomposition.division import divide, least_seconds, step_seconds
 from planner.strategy_search.decomposition.pieces import Amounts, Column
 from planner.strategy_search.decomposition.stage_filling import Filled, Rank, Way, _first_reaching, fill, fill_best
 from planner.strategy_search.engine.composition import Composition
 from planner.strategy_search.engine.evaluation import Evaluation
-from planner.strategy_search.request.space import Configuration
-from tests.unit.search.cases import make_case
+from planner.strategy_search.engine.families import engine_of
+from planner.strategy_search.request.space import Configuration, Pinned
+from tests.unit.search.cases import cluster_of, make_case, request_of
 
 BLOCKS = 6
 ALIKE = block_ranges_of((0,) * BLOCKS)
@@ -318,3 +320,11 @@ def test_equal_ranks_count_blocks_in_head_and_tail(model: str, ranks: int, wante
     assert composition.given == wanted
     found = Evaluation(case.chain, case.setting).run().ranks
     assert wanted is None or tuple(len(rank.inner) for rank in found) == wanted
+
+
+def test_divisions_with_equal_sums_are_told_apart_by_what_ranks_do_once_a_step() -> None:
+    """With one micro-batch the sum of all ranks counts, wherever the blocks are."""
+    updates = Update(gathers="each")
+    asked = request_of("chain", cluster_of("h100-80gb", 2), 16, pinned=Pinned(recompute="none"), update=updates)
+    found = engine_of(asked)[0].evaluate(Configuration(pipeline=2, mesh=(), micro_batches=1))
+    assert found.bound <= found.seconds <= found.bound * (1 + 1e-6)
