@@ -279,22 +279,26 @@ def _said(path: Path) -> str:
 
 def _loaded(transformers: Any, path: Path, name: str, content: Mapping[str, Any]) -> Any:
     """The config as transformers reads it, by its model_type. If that is not known, it is read as of the class of
-    transformers that it names: Kimi K2 is DeepSeek-V3 under another model_type. Code that a config brings never runs.
-    The same holds for a model that computes the same as a class of transformers."""
+    transformers that it names, unless it brings code with another class: Kimi K2 is DeepSeek-V3 under another
+    model_type. Such code never runs. The same holds for a model that computes the same as a class of transformers."""
     with errors_named(transformers, f"{path}: transformers cannot read it"):
-        same = content.get("model_type") != read_config(path).get("model_type")
-        if same or ("model_type" in content and content["model_type"] not in transformers.CONFIG_MAPPING):
+        code, same = content.get("auto_map"), content.get("model_type") != read_config(path).get("model_type")
+        unknown = "model_type" in content and content["model_type"] not in transformers.CONFIG_MAPPING
+        if same or (unknown and (not code or _brings(code, name))):
             return getattr(transformers, name).config_class(**{k: v for k, v in content.items() if k != "model_type"})
         return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
 
 
-def _note_on_type(name: str, path: Path) -> Iterator[str]:
-    """A note where transformers does not know the model_type, and nothing in the config says that it brings the class
-    `name` itself."""
-    content = read_config(path)
-    code, model_type = content.get("auto_map"), content.get("model_type")
+def _brings(code: Any, name: str) -> bool:
+    """Whether a config says that a file beside it has a class of this name."""
     classes = code.values() if isinstance(code, Mapping) else ()
-    brings = any(isinstance(said, str) and said.rpartition(".")[2] == name for said in classes)
+    return any(isinstance(said, str) and said.rpartition(".")[2] == name for said in classes)
+
+
+def _note_on_type(name: str, path: Path) -> Iterator[str]:
+    """A note where transformers does not know the model_type, and the config brings no class `name` of its own."""
+    content = read_config(path)
+    model_type, brings = content.get("model_type"), _brings(content.get("auto_map"), name)
     if name not in EQUIVALENTS and not brings and model_type not in transformers_library().CONFIG_MAPPING:
         yield f"{path}: transformers knows no model_type {model_type!r}; it is read as {name}"
 
