@@ -92,7 +92,7 @@ class Answer:
             )
         return explain(
             prediction,
-            turns=best.plan.training.micro_batches * best.plan.slices,
+            turns=best.plan.stage_passes,
             capacity=min(_planned(prediction), self.request.memory_limit or math.inf),
             memory_price=best.memory_price,
             next_best=next_best,

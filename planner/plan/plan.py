@@ -326,6 +326,11 @@ class Plan:
         """Pipeline ranks: the number of sets of devices, each with a mesh of its own, that share the stages."""
         return len(self.stages) // self.virtual_stages
 
+    @property
+    def stage_passes(self) -> int:
+        """How often each stage runs forward in a step: for every slice of every micro-batch."""
+        return self.training.micro_batches * self.slices
+
     def rank_of(self, stage: int) -> int:
         """The pipeline rank that holds a stage."""
         return self.schedule_kind.rank_of(stage, self.pipeline)

@@ -180,7 +180,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
     if trains:
         step.optimizer.step()
     ledger = Ledger()
-    parts = range(step.bound.plan.training.micro_batches * step.bound.plan.slices)
+    parts = range(step.bound.plan.stage_passes)
     ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
     ledger.live.leave_out((*step.optimizer.rows, *step.weights.rows, step.scales.most))
     for parameter in step.parameters.values():
@@ -216,14 +216,14 @@ def _emitted(ledger: Ledger, step: RankStep, plan: Plan) -> Counter[Key]:
     axes = {_ranks(group): axis for axis, group in enumerate(step.place.groups) if group is not None}
     stages = _ranks(step.pipeline.everyone) if step.pipeline.everyone is not None else None
     found: Counter[Key] = Counter()
-    few = step.bound.plan.training.micro_batches * plan.slices
+    few = step.bound.plan.stage_passes
     for sent, times in ledger.sent.items():
         loss = sent.ranks == stages and sent.kind == "all_reduce"  # of the step, for the stages before the last
         bucket = sent.phase == "backward" and not sent.owner and sent.kind != "send_recv"  # that starts early
         phase: Phase = "update" if loss or bucket else sent.phase
         key = (phase, sent.owner, sent.kind, axes.get(sent.ranks), float(sent.nbytes))
         assert phase == "update" or times % few == 0, (sent, times)
-        found[key] += times if phase == "update" else times // few * plan.training.micro_batches * plan.slices
+        found[key] += times if phase == "update" else times // few * plan.stage_passes
     return found
 
 
@@ -239,7 +239,7 @@ def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> t
         message, nbytes = sent.message, float(round(sent.message.nbytes))
         between = message.kind == "send_recv" and message.axis is None
         phase: Phase = "forward" if between else sent.phase  # no operator runs meanwhile
-        steps = 1 if sent.phase == "update" else bound.plan.training.micro_batches * bound.plan.slices
+        steps = 1 if sent.phase == "update" else bound.plan.stage_passes
         predicted[phase, sent.owner, message.kind, message.axis, nbytes] += times * steps
     return tuple(
         Collectives(
@@ -281,7 +281,7 @@ def _crossings(bound: BoundPlan, stage: int, place: int, ledger: Ledger, few: Pl
 
 
 def _products(bound: BoundPlan, stage: int, ledger: Ledger, few: Plan) -> tuple[Products, ...]:
-    times = bound.plan.training.micro_batches * bound.plan.slices
+    times = bound.plan.stage_passes
     predicted = {key: flops * times for key, flops in local_work(bound, stage).items()}
     if update := update_work(bound, stage):
         predicted["update", ""] = update

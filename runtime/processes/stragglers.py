@@ -51,7 +51,7 @@ def _peers(busy: Sequence[Seconds], rank: int, plan: Plan) -> list[Seconds]:
     if size > 1:
         stage = rank // size
         return list(busy[stage * size : (stage + 1) * size])
-    parts, count = plan.prediction.stages, plan.training.micro_batches * plan.slices
+    parts, count = plan.prediction.stages, plan.stage_passes
     work = [count * part.micro_batch_seconds + part.once_seconds for part in parts]
     if len(work) != len(busy) or not all(seconds > 0 for seconds in work):  # an old plan file: unknown
         return [busy[rank]]

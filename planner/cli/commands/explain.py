@@ -222,7 +222,7 @@ def _explained(bound: "BoundPlan") -> "Explanation":
     plan = bound.plan
     return explained(
         plan.prediction,
-        turns=plan.training.micro_batches * plan.slices,
+        turns=plan.stage_passes,
         capacity=plan.prediction.capacity_bytes,
         memory_price=0.0,
         next_best=None,

@@ -32,7 +32,7 @@ class ClassTime:
 
 def predicted_classes(bound: BoundPlan, machine: Machine, *, mean: bool = False) -> dict[str, Seconds]:
     """Seconds of a step by class, of the rank that computes longest, or the `mean` of all pipeline ranks."""
-    micro_batches = bound.plan.training.micro_batches * bound.plan.slices
+    micro_batches = bound.plan.stage_passes
     ranks = [_classes(bound, rank, micro_batches) for rank in dissect(bound, machine)]
     if not mean:
         return max(ranks, key=lambda found: sum(found.values()))

@@ -2,10 +2,13 @@
 
 import re
 
+_PRODUCTS = "matmul", ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "_scaled_mm", "_grouped_mm")
+"""Whole words: mm is in many names."""
+
 _ATEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention", ("scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")),
     ("recurrent", ("lstm", "gru", "rnn_", "mkldnn_rnn", "_cudnn_rnn", "_thnn_fused")),
-    ("matmul", ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "_scaled_mm", "_grouped_mm")),
+    _PRODUCTS,
     ("matmul", ("convolution", "conv_", "conv2d", "conv3d", "conv_depthwise2d", "conv_depthwise3d")),
     ("cross_entropy", ("log_softmax", "nll_loss", "cross_entropy")),
     ("normalisation", ("native_layer_norm", "layer_norm", "rms_norm", "batch_norm", "group_norm", "softmax")),
@@ -14,9 +17,7 @@ _ATEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("copy", ("copy_", "clone", "cat", "stack", "contiguous", "_to_copy", "split_with_sizes_copy", "fill_", "zero_")),
     ("copy", ("index", "gather")),
 )
-"""Beginnings of the names of ATen operators, by class, the first that fits; any other is elementwise. Those of products
-are whole words: mm is in many names."""
-_PRODUCTS = _ATEN[2]
+"""Beginnings of the names of ATen operators, by class, the first that fits; any other is elementwise."""
 
 Patterns = tuple[tuple[str, re.Pattern[str]], ...]
 

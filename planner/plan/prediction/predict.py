@@ -127,7 +127,7 @@ def stated_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
 def _assemble(
     plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Machine, *, experts: bool
 ) -> Prediction:
-    m = plan.training.micro_batches * plan.slices
+    m = plan.stage_passes
     virtual = 1 if plan.schedule_kind.v_shaped else plan.virtual_stages  # stages that take turns in rounds
     per_part = [_part_seconds(cost) for cost in costs]
     per_step = [

@@ -189,7 +189,7 @@ def _span(name: str, size: int, stride: int, cluster: Cluster) -> AxisSpan:
 
 
 def _sums(bound: BoundPlan, rank: RankDissection, number: int, machine: Machine) -> tuple[Crossing, ...]:
-    turns = bound.plan.training.micro_batches * bound.plan.slices
+    turns = bound.plan.stage_passes
     counts: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
     nbytes: defaultdict[tuple[str, str, str, str], Bytes] = defaultdict(float)
     seconds: defaultdict[tuple[str, str, str, str], Seconds] = defaultdict(float)

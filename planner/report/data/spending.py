@@ -67,7 +67,7 @@ def busiest_of(plan: Plan, costs: Sequence[StageCost]) -> int:
 
 
 def _classes(bound: BoundPlan, rank: RankDissection) -> tuple[OperatorClass, ...]:
-    turns = bound.plan.training.micro_batches * bound.plan.slices
+    turns = bound.plan.stage_passes
     seconds: defaultdict[str, defaultdict[str, Seconds]] = defaultdict(lambda: defaultdict(float))
     counts: defaultdict[str, int] = defaultdict(int)
     for one in rank.operators:

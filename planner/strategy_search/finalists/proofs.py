@@ -114,7 +114,7 @@ def bounded_seconds(plan: Plan) -> Seconds:
         return prediction.step_seconds
     parts = [stage.micro_batch_seconds - stage.ahead_seconds for stage in prediction.stages]
     once = [stage.once_seconds for stage in prediction.stages]
-    summed = step_time(parts, once, plan.training.micro_batches * plan.slices, plan.virtual_stages)
+    summed = step_time(parts, once, plan.stage_passes, plan.virtual_stages)
     return max(prediction.step_seconds, float(summed))
 
 

@@ -569,9 +569,9 @@ def _less(beside: _Beside, way: _Way, seconds: Array | None, legal: NDArray[np.b
     Of what a choice of candidates saves less than the best, for every step that may be needed, each product in turn
     gets as much as all choices with its candidate have left. So the parts of a choice are no more than what it saves
     less."""
-    found = {at: np.zeros_like(one, dtype=np.float64) for at, one in enumerate(beside.reads)}
-    if seconds is None or beside.groups is None:
+    if seconds is None or beside.groups is None or not any(beside.sides):
         return {}
+    found = {at: np.zeros_like(one, dtype=np.float64) for at, one in enumerate(beside.reads)}
     for number, start, sides in zip(beside.among, beside.starts, beside.sides, strict=True):
         steps = np.unique(way.steps[legal & (beside.groups == number)[None, :]])
         if not sides or not steps.size:
