@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hardware_profiles import Software
-from planner.validation.frameworks.traits import MEGATRON_WORDS, flags_of
+from planner.validation.frameworks.traits import MEGATRON_WORDS
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
 
@@ -40,7 +40,7 @@ def with_engine_launches(row: Row, stack: Software, notes: list[str]) -> Softwar
 
     Launches of experts were fitted beside blocks that launch once for each operator of the graph, and stay with these.
     """
-    named = f"{row.text('stack')}; {row.text('source')}; {flags_of(row)}".lower()
+    named = row.words("stack", "source", "other_flags")
     if stack.name not in _STACKS or row.text("arch").lower() == "moe" or not mentions(named, _NAMES):
         return stack
     return replace(stack, engine_launches=True, host=HOST)
@@ -50,7 +50,7 @@ def with_starts(row: Row, stack: Software, notes: list[str]) -> Software:
     """The stack with what Megatron-LM launches at the start of each pass while the device waits, until its timers no
     longer made it wait. NeMo has other batches, and no such timers. What DeepSpeed's pipeline engine launches (23 and
     32 operators with tensor parallelism) is part of its `host`, which was fitted to runs with pipelines, too."""
-    named = f"{row.text('stack')}; {row.text('source')}; {flags_of(row)}".lower()
+    named = row.words("stack", "source", "other_flags")
     if stack.name != "megatron-2021" or mentions(named, r"nemo\b") or row.date()[: len(_TIMED_UNTIL)] >= _TIMED_UNTIL:
         return stack
     received = _RECEIVED if (row.integer("pp") or 1) > 1 else 0
