@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from planner import limits
+from planner.errors import LimitError
 from planner.strategy_search.solvers import SOLVERS, dynamic_programming, exhaustive, ilp
 from planner.strategy_search.solvers.elimination.order import schedule
 from planner.strategy_search.solvers.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
@@ -396,3 +399,25 @@ def test_ortools_loads_only_when_a_program_is_solved() -> None:
     code = "import sys, planner.strategy_search.search; print('ortools' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_programs_are_made_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second at each look at it; a program of 59 tables takes more looks than 60."""
+    clock = itertools.count()
+    monkeypatch.setattr(ilp.time, "monotonic", lambda: float(next(clock)))
+    problem = knapsack_like(30, seed=0)
+    solution = ilp.solve(problem, time_limit=60.0)
+    check_consistency(problem, solution)
+    assert dict(solution.statistics)["programs"] == 0, "the engine had time left"
+    assert solution.status in ("feasible", "unknown")
+
+
+def test_solvers_ask_for_the_limits_of_the_planner() -> None:
+    table = np.random.default_rng(0).random((100, 100))
+    part = Variable(name="v", time=np.zeros(100), memory=np.zeros(100), transient=np.zeros(100))
+    problem = Problem(variables=(part, part), edges=(Edge(first=0, second=1, time=table, memory=table),))
+    clock = itertools.count()
+    with limits.limited(seconds=0.5, clock=lambda: float(next(clock))), pytest.raises(LimitError, match="time limit"):
+        exhaustive.solve(problem)
+    with limits.limited(memory=1.0, resident=lambda: 0.0), pytest.raises(LimitError, match="an integer program"):
+        ilp.solve(limited(problem, -1.0))  # for the least memory every pair is a column

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from planner.limits import check
 from planner.strategy_search.solvers.problem import Array, Problem, Solution
 
 # Choices that are priced together.
@@ -49,6 +50,7 @@ def solve(problem: Problem, *, upper_bound: float | None = None, choice_limit: i
 def _prices(problem: Problem, count: int) -> Iterator[tuple[int, Array, Array]]:
     """For each chunk the number of its first choice, and the times and peaks of all its choices."""
     for start in range(0, count, CHUNK):
+        check()
         picks = np.unravel_index(np.arange(start, min(start + CHUNK, count)), problem.sizes)
         time, memory, transient = (np.zeros(len(picks[0])) for _ in range(3))
         for variable, pick in zip(problem.variables, picks, strict=True):
