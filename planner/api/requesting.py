@@ -129,6 +129,8 @@ def request_of(
         traced=caller.traced,
         noted=caller.noted,
     )
+    if unlike := _unlike(job):
+        caller.noted(unlike)
     more = caller.more_shards(job.graph)
     pinned = forward_pinned(decided) if asked["forward_only"] else decided
     if pinned.schedule != FORWARD and (dropping := _dropping(job)):
@@ -168,6 +170,19 @@ def request_of(
         request,
         given=multiple is not None or changed.padding_samples > 0,
         noted=caller.noted,
+    )
+
+
+def _unlike(job: Job) -> str | None:
+    """What a user must know of weights that all have another dtype than the precision means; None if there is
+    nothing."""
+    types = [job.graph.types[one.name] for one in job.graph.parameters]
+    dtypes, wanted = {one.dtype for one in types if one.floating}, PRECISIONS[job.precision]
+    if len(dtypes) != 1 or wanted in dtypes:
+        return None
+    return (
+        f"the weights are {dtypes.pop()}, and precision '{job.precision}' means {wanted}; the model is planned as it"
+        f" is: convert it (module.to(torch.{wanted})) and its inputs, or take the precision that it has"
     )
 
 

@@ -83,7 +83,8 @@ def search(
 
     Args:
         model: a name as for `--model` ("llama70b", "meta-llama/Llama-3.1-70B", "path/config.json", "package:factory"),
-            a torch module whose call gives the loss, what `trace` returned, or an OperatorGraph.
+            a torch module whose call gives the loss, in the dtype in which it is trained, what `trace` returned, or an
+            OperatorGraph.
         hardware: a profile as for `--hardware` ("h100", "mine.toml", "h100:32,a100:32"), or a machine.
         devices: how many; all that the profile says where not given.
         cluster: network levels in place of the profile's, "node=8,rack=4@50,cluster@25/2".

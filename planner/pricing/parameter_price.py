@@ -43,7 +43,7 @@ from costmodels import (
     visit_pace,
     visit_seconds,
 )
-from hardware_profiles import PYTORCH, Cluster, Home, Seconds, Software
+from hardware_profiles import PYTORCH, TRAINED, Bytes, Cluster, Home, Seconds, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.matrix_update import matrix_seconds
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
@@ -54,6 +54,9 @@ from planner.sharding.update import PLAIN, Update
 
 Array = NDArray[np.float64]
 _FP32 = 4  # bytes
+
+_PRECISION = {dtype.weights: name for name, dtype in TRAINED.items() if not dtype.operands}
+"""Precisions by the dtype of their weights."""
 
 UPDATED = 0.5
 """Host time per parameter in an update of our runtime, in units of an operator that it launches: the host finds the
@@ -138,8 +141,10 @@ def price_parameter(
     reduction. `share` is the part that the device has of a state with a single owner: 1, 0, or by default the mean.
     `trains` says whether there are backward passes, which fetch offloaded weights again."""
     cluster, sizes = pricers.parameters.cluster, pricers.parameters.mesh.sizes
-    software, per = cluster.software, parameter_bytes(precision, optimizer, cluster.software, update.variant)
-    weight = _weight_bytes(tensor, stored, sizes, per.weight, copied=trainable and per.weight > tensor.element_bytes)
+    software, precision = cluster.software, precision_of(tensor, precision)
+    per = parameter_bytes(precision, optimizer, software, update.variant)
+    each = weight_bytes(tensor, per.weight)
+    weight = _weight_bytes(tensor, stored, sizes, each, copied=trainable and each > tensor.element_bytes)
     weight += _shares(tensor, [s.weight for s in stored], sizes) * tensor.numel * software.stored.beside
     apart = np.array([one.weight_home != "device" for one in stored])
     weight_fetch, weight_store = _visits(weight, [one.weight_home for one in stored], cluster)
@@ -388,6 +393,19 @@ def launch_seconds(cluster: Cluster) -> Seconds:
     """Seconds in which a host launches an operator of an update, for software for which this is known."""
     software = cluster.software
     return cluster.device.host_latency * software.host if software.counts_gradients else 0.0
+
+
+def precision_of(tensor: TensorType, precision: str) -> str:
+    """The precision in whose way a parameter is kept and updated: that of the plan, or that of its own dtype where a
+    model has parameters of several dtypes."""
+    if tensor.dtype == TRAINED[precision].weights:
+        return precision
+    return _PRECISION.get(tensor.dtype, precision)
+
+
+def weight_bytes(tensor: TensorType, each: Bytes) -> Bytes:
+    """Bytes of an element of a weight, if a weight that is trained has `each`."""
+    return each if tensor.dtype in _PRECISION else tensor.element_bytes
 
 
 def summed(tensor: TensorType, update: Update) -> TensorType:

@@ -28,6 +28,7 @@ from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
 from planner.pricing.matrix_update import orthogonalised_seconds
 from planner.pricing.operator_price import price_operator
+from planner.pricing.parameter_price import precision_of
 from planner.sharding.discover import with_rules
 from planner.sharding.matrices import MUON, optimizer_of
 from planner.sharding.mesh import build_mesh
@@ -89,16 +90,16 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
         if key not in known:
             known[key] = min(_seconds(whole, op, part, training.optimizer) for part in parts)
         terms.setdefault(rule.op_class, []).append(known[key])
-    sizes, shapes = Counter[str](), Counter[TensorType]()
+    sizes, shapes = Counter[tuple[str, str]](), Counter[TensorType]()
     for name in (one.name for one in whole.parameters if one.name in whole.differentiable):
         tensor, updated = whole.types[name], optimizer_of(whole, training.optimizer, name)
-        sizes[updated] += tensor.numel
+        sizes[precision_of(tensor, training.precision), updated] += tensor.numel
         if updated == MUON:
             shapes[tensor] += 1
     variant = training.update.variant
     terms[OPTIMIZER] = [
-        min(float(optimizer_time(float(count), training.precision, name, one.device, variant)) for one in parts)
-        for name, count in sizes.items()
+        min(float(optimizer_time(float(count), precision, name, one.device, variant)) for one in parts)
+        for (precision, name), count in sizes.items()
     ]
     terms[OPTIMIZER] += [
         times * min(orthogonalised_seconds(tensor, prod(tensor.shape[:-2]), one) for one in parts)

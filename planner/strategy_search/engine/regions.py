@@ -15,7 +15,7 @@ are recomputed in one way, the region runs them that way.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from costmodels import parameter_bytes
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.layout.kept import Kept
+from planner.pricing.parameter_price import precision_of
 from planner.sharding.rules import rule_of
 from planner.sharding.update import EACH
 from planner.strategy_search.decomposition.cutting import cut
@@ -66,11 +67,12 @@ class Regions:
         self._experts = _of_class(graph, EXPERTS)
         self._attention = _of_class(graph, "attention")
         self._weights = frozenset(name for at in self._experts for name in graph.operators[at].operands)
-        self._numel = dict.fromkeys((False, True), 0.0)
+        self._numel: Counter[tuple[bool, str]] = Counter()  # of experts or not, by precision
         for one in graph.parameters:
             if one.name in graph.differentiable:
-                count = graph.types[one.name].numel * template.parameter_times(one.name)
-                self._numel[one.name in self._weights] += count
+                tensor = graph.types[one.name]
+                kind = one.name in self._weights, precision_of(tensor, self.engine.request.precision)
+                self._numel[kind] += tensor.numel * template.parameter_times(one.name)
         self._ranks: dict[object, int] = defaultdict(lambda: 1)
         for members in self.families:
             degrees, ranks = _degrees(members[0]), members[0].pipeline
@@ -87,10 +89,10 @@ class Regions:
         decided, request = c.under(self.engine.request.pinned), self.engine.request
         zero, tensor = decided.zero or 0, _degrees(c)[-1]
         update = self.engine.store.update_of(c)
-        per = parameter_bytes(request.precision, request.optimizer, request.cluster.software, update.variant)
         shards = tensor * math.prod(n for role, n in zip(c.roles, c.mesh, strict=True) if role not in _WHOLE)
         held = 0.0
-        for of_experts, numel in self._numel.items():
+        for (of_experts, precision), numel in self._numel.items():
+            per = parameter_bytes(precision, request.optimizer, request.cluster.software, update.variant)
             cuts = tensor
             if of_experts and decided.expert:
                 cuts = decided.expert * (1 if decided.whole_experts else tensor)

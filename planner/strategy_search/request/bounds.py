@@ -10,6 +10,7 @@ from planner.errors import RuleError
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.kernels.call import multiplied_in
 from planner.pricing.operator_price import profile_dtype
+from planner.pricing.parameter_price import precision_of, weight_bytes
 from planner.sharding.matrices import optimizer_of
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -85,9 +86,11 @@ def bounds(
     offloaded = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
 
     def held(name: str) -> float:
-        per = parameter_bytes(precision, optimizer_of(graph, optimizer, name), cluster.software, update.variant)
+        tensor, updated = graph.types[name], optimizer_of(graph, optimizer, name)
+        per = parameter_bytes(precision_of(tensor, precision), updated, cluster.software, update.variant)
         beside = per.gradient + (per.state if offload.optimizer == NOTHING.optimizer else 0.0)
-        return (beside if name in graph.differentiable else 0.0) + (0.0 if name in offloaded else per.weight)
+        weight = 0.0 if name in offloaded else weight_bytes(tensor, per.weight)
+        return (beside if name in graph.differentiable else 0.0) + weight
 
     sizes = (graph.types[p.name].numel * held(p.name) * template.parameter_times(p.name) for p in graph.parameters)
     return Bounds(

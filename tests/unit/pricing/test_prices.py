@@ -328,6 +328,28 @@ def test_a_frozen_parameter_costs_its_weight() -> None:
         assert not np.any(getattr(prices, field)), field
 
 
+@pytest.mark.parametrize(
+    ("dtype", "precision", "nbytes"),
+    [("float32", "bf16", (4, 4, 8)), ("bfloat16", "fp32", (2, 4, 12)), ("float32", "tf32", (4, 4, 8))],
+)
+def test_a_parameter_is_kept_as_its_own_dtype_is(dtype: str, precision: str, nbytes: tuple[float, ...]) -> None:
+    """Of a model with several dtypes: an fp32 router in a 16-bit model is its own master."""
+    pricers = Pricers.of(build_mesh(CLUSTER, (8,)), CLUSTER)
+    tensor, rows = TensorType(shape=(64,), dtype=dtype), [stored("R", "P", "R"), stored("R", "P", "S0")]
+    prices = price_parameter(tensor, True, rows, precision, "adamw", pricers)
+    weight, gradient, state = nbytes
+    assert list(prices.weight) == [64 * weight] * 2
+    assert list(prices.gradient) == [64 * gradient] * 2
+    assert list(prices.state) == [64 * state, 8 * state]
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("float32", 4), ("int8", 1), ("bfloat16", 2)])
+def test_a_frozen_weight_has_its_own_bytes(dtype: str, each: int) -> None:
+    pricers = Pricers.of(build_mesh(CLUSTER, (8,)), CLUSTER)
+    tensor, rows = TensorType(shape=(64,), dtype=dtype), [stored("R", "R", "R"), stored("S0", "S0", "S0")]
+    assert list(price_parameter(tensor, False, rows, "bf16", "adamw", pricers).weight) == [64 * each, 8 * each]
+
+
 def test_what_autograd_keeps_of_a_llama() -> None:
     graph = prepare(traced("llama-4"))[0]
     alive = liveness(graph)

@@ -1,5 +1,6 @@
 """The same words are the same job on the command line and in Python."""
 
+import warnings
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -44,6 +45,25 @@ def asked_in_python(monkeypatch: pytest.MonkeyPatch, model: Any, hardware: str, 
 
 def asked_on_the_command_line(model: str, hardware: str, words: dict[str, Any]) -> SearchRequest:
     return request_of(Options(model=model, hardware=hardware, **words), Console(quiet=True))
+
+
+class _Wide(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).square().mean()
+
+
+def test_weights_in_another_dtype_than_the_precision_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match=r"the weights are float32, and precision 'bf16' means bfloat16"):
+        asked_in_python(monkeypatch, _Wide(), "h100-80gb", {"devices": 2, "args": (torch.ones(4, 8),)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asked_in_python(monkeypatch, _Wide(), "h100-80gb", {"args": (torch.ones(4, 8),), "precision": "fp32"})
+        narrow = torch.ones(4, 8, dtype=torch.bfloat16)
+        asked_in_python(monkeypatch, _Wide().bfloat16(), "h100-80gb", {"args": (narrow,)})
 
 
 @pytest.mark.slow
