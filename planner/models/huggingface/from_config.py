@@ -190,8 +190,8 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
 def _as_transformers_writes(transformers: Any, name: str) -> str:
     """The name of a class in transformers that differs at most in capital letters and underscores (PhiMoEForCausalLM is
     PhimoeForCausalLM there); the name itself where there is none."""
-    known = dir(transformers)
-    return name if name in known else next((one for one in known if _plain(one) == _plain(name)), name)
+    known = transformers.__all__  # of 7,000 names: dir(transformers) takes 0.15 s to list them
+    return name if name in known else min((one for one in known if _plain(one) == _plain(name)), default=name)
 
 
 def _plain(name: str) -> str:
