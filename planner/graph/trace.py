@@ -68,6 +68,7 @@ from planner.graph.tracing.marked import MarkedRows
 from planner.graph.tracing.ordered_sets import ordered_sets
 from planner.graph.tracing.own_functions import own_functions_as_operators
 from planner.graph.tracing.plain_questions import PlainQuestions
+from planner.graph.tracing.quick_export import quick_export
 from planner.graph.tracing.refusals import (
     draws,
     refusal,
@@ -204,6 +205,7 @@ def _graph_of(
             PlainQuestions(),
             contextlib.redirect_stderr(io.StringIO()),  # torch writes the graph there when it raises
             repeats.hidden(announced),
+            quick_export(),
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         without_asserted_numbers(exported.graph)
@@ -213,7 +215,8 @@ def _graph_of(
         if announced and not all(_changes_what_is_known(node, exported) for node in exported.graph.nodes):
             raise NotAlikeError("operators in place may change what a block was given")
         if in_place or not all(isinstance(target, torch._ops.OpOverload) or target is getitem for target in targets):
-            exported = exported.run_decompositions({})
+            with quick_export():
+                exported = exported.run_decompositions({})
     except (NotAlikeError, ModelError):
         raise
     except Exception as error:
