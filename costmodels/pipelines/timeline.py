@@ -226,9 +226,9 @@ class _Run:
             seconds, computation, inner = self.passes[kind, turn.chunk, turn.slice]
             rest = 0.0
             if self.turn in self.paired:
-                saved, rest = self.paired[self.turn]
+                saved, rest, first = self.paired[self.turn]
                 seconds -= saved
-                if rest and came is not None:  # both begin when both inputs are there
+                if first and came is not None:  # both begin when both inputs are there
                     came = self._later(came, order[self.turn + 1])
             if came is None:
                 break
@@ -250,7 +250,7 @@ class _Run:
                     forward[place + units] = sent
                     wake_next, wake_previous = wake_next or down, wake_previous or not down
                     if not overlap.transfers:
-                        done = sent
+                        done = sent - rest
             elif kind != "weight_gradient" and chunk:
                 stays = shape.v_shaped and chunk == count
                 sent = end if stays else self._send(turn, end, times.send_backward, "send_backward")
@@ -398,8 +398,9 @@ def _paired(
     times: RankSeconds,
     order: Sequence[Turn],
     passes: Mapping[tuple[TurnKind, int, int], tuple[Seconds, Seconds, tuple[Seconds, Seconds]]],
-) -> dict[int, tuple[Seconds, Seconds]]:
-    """For each turn of a pair: the seconds that it saves, and how long the other turn goes on after it.
+) -> dict[int, tuple[Seconds, Seconds, bool]]:
+    """For each turn of a pair: the seconds that it saves, how long the other turn goes on after it, and whether it is
+    the first.
 
     The output of a first turn leaves at the end of the second one.
     """
@@ -408,8 +409,8 @@ def _paired(
         one, other = (passes[turn.kind, turn.chunk, turn.slice][0] for turn in order[at : at + 2])
         saved = times.paired[order[at].chunk]
         share = one / (one + other) if one + other else 0.0
-        found[at] = saved * share, other - saved * (1 - share)
-        found[at + 1] = saved * (1 - share), 0.0
+        found[at] = saved * share, other - saved * (1 - share), True
+        found[at + 1] = saved * (1 - share), 0.0, False
     return found
 
 

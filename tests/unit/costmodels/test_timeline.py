@@ -168,6 +168,26 @@ def test_turns_that_run_together_come_to_an_end_and_save_what_is_said() -> None:
             assert together.seconds < alone.seconds
 
 
+@pytest.mark.parametrize("backward", [0.0, 1e-12])
+def test_a_turn_of_a_pair_waits_for_the_input_of_the_other_however_short_that_is(backward: float) -> None:
+    chunk = ChunkSeconds(forward=passes(0.5), backward=passes(3.0), weight_gradient=passes(1.0))
+    short = replace(chunk, backward=passes(backward))
+    ranks = [RankSeconds(chunks=(own, own), paired=(0.0, 0.0)) for own in (chunk, short)]
+    orders = schedule_orders("dualpipe_v", 2, 4, virtual=2)
+    step = simulate(ranks, orders, v_shaped=True)
+    turns = [event for event in step.events if event.rank == 1 and event.stream == "computation"]
+    pairs = paired_turns(orders[1])
+    assert [turns[at + 1].start for at in pairs] == pytest.approx([turns[at].end for at in pairs])
+
+
+def test_transfers_that_take_no_time_are_never_waited_for_in_pairs_either() -> None:
+    ranks = [replace(rank, paired=(0.4, 0.4)) for rank in equal(3, 1.0, 1.5, 0.5, virtual=2)]
+    orders = schedule_orders("dualpipe_v", 3, 8, virtual=2)
+    free = simulate(ranks, orders, v_shaped=True, record=False).seconds
+    waiting = simulate(ranks, orders, overlap=Overlap(transfers=False), v_shaped=True, record=False).seconds
+    assert waiting == pytest.approx(free)
+
+
 def test_two_ranks_with_transfers_by_hand() -> None:
     """F0 ends at 1, arrives at 1.5; F1 of rank 1 until 2.5; its B until 4.5, arrives at 5; B of rank 0 until 7."""
     ranks = with_chunk(equal(2, 1.0, 2.0), send_forward=0.5, send_backward=0.5)
