@@ -20,7 +20,7 @@ from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.assemble import Assembly, assembly, candidate, column_of, stored
-from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.evaluation import Evaluation, check_virtual_stages
 from planner.strategy_search.engine.outcome import Agreed, Outcome, ways_to_agree
 from planner.strategy_search.request.restriction import Fixed
 from planner.strategy_search.request.space import Running
@@ -39,7 +39,9 @@ def propagated(
 ) -> Fixed | None:
     """The strategies that move the least and fit; None if none fit. All blocks of a kind take those that most of them
     have. Beyond `most_states` states of the boundary, pieces choose layouts of values that every block reads for
-    themselves, and what most pieces choose is tried for all (`planner.strategy_search.decomposition.cutting`)."""
+    themselves, and what most pieces choose is tried for all (`planner.strategy_search.decomposition.cutting`).
+
+    Raises NothingAgreesError if virtual stages cannot hold equal blocks."""
     quiet = replace(
         tables,
         operators=tuple(_quiet(table) for table in tables.operators),
@@ -55,6 +57,7 @@ def propagated(
             agreed=dict(agreed),
             most_states=most_states,
         )
+        check_virtual_stages(chain, setting)
         return chain, Evaluation(chain, setting).run()
 
     chain, outcome = found(())

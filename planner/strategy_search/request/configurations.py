@@ -222,7 +222,8 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
                         inside |= {"ring": ring, "context": heads}
                         degrees = {**degrees, "replica": replicas, "data": shards, **inside}
                         real = tuple((name, degrees[name]) for name in get_args(Role) if degrees[name] > 1)
-                        yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
+                        if real or not pinned.free:  # a single device without axes stands among the free meshes
+                            yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
 
 
 def _rest(pinned: Pinned, tensor: int, context: int) -> int | None:

@@ -18,10 +18,11 @@ from planner.sharding.legality import legal_strategies, strategy_fault
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rule import Rule, derive_layouts, named_strategy, strategy_names
 from planner.sharding.rules import RULES
+from planner.strategy_search.request.configurations import configurations
 from planner.strategy_search.request.space import ContextBy, Pinned
 from planner.strategy_search.search import search
 from tests.refusals import refused
-from tests.unit.search.cases import cluster_of, request_of
+from tests.unit.search.cases import cluster_of, request_of, template_of
 
 OP = "aten.scaled_dot_product_attention.default"
 CLUSTER = cluster_of("h100-80gb", 8)
@@ -180,6 +181,14 @@ def test_rings_are_searched_where_nothing_fits_by_heads() -> None:
         planner.search("llama-tiny", "a100-80gb", **{**job, "pinned": {**job["pinned"], "context_by": "heads"}})
     free = planner.search("llama-tiny", "a100-80gb", **job)
     assert free.plans[0].configuration.context[0] > 1
+
+
+def test_no_configuration_is_listed_twice_where_axes_may_have_purposes_and_may_not() -> None:
+    """A pipeline of single devices has neither axes nor purposes."""
+    for pinned in (Pinned(context_by="auto"), Pinned(context_by="auto", data=2), Pinned()):
+        listed = list(configurations(template_of("llama-6-tied"), 6, 30, pinned))
+        assert len(listed) == len(set(listed))
+        assert any(one.pipeline == 6 for one in listed) == (pinned.data is None)
 
 
 @pytest.mark.slow

@@ -144,3 +144,10 @@ def test_a_large_vocabulary_leaves_the_last_stage_fewer_blocks(monkeypatch: pyte
     assert [stage.blocks for stage in equal.plan.stages] == [1, 1, 1, 1]
     assert free.plan.stages[-1].blocks == 0
     assert free.plan.prediction.step_seconds < 0.9 * equal.plan.prediction.step_seconds
+
+
+def test_propagation_knows_which_stages_cannot_be_equal() -> None:
+    """The first block reads something else than the others, so two stages on each of two ranks are not of equal
+    blocks."""
+    request = request_of("residual-first", cluster_of("h100-80gb", 2), 8, algorithm="sharding_propagation")
+    assert search(replace(request, pinned=Pinned(pipeline=2))).plan.virtual_stages == 1
