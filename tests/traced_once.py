@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import planner.api.importing_plans
 import planner.api.jobs
 import planner.api.planned
 import planner.api.plans
@@ -46,6 +47,6 @@ def _remembering(which: Callable[[Any], bool], make: Callable[[str, Callable[[],
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner.cli.tracing, "traced", remembering(planner.cli.tracing.traced))
-        for place in (planner.api.jobs, planner.api.planned, planner.api.plans):
+        for place in (planner.api.importing_plans, planner.api.jobs, planner.api.planned, planner.api.plans):
             patch.setattr(place, "traced_model", remembering(place.traced_model))
         yield

@@ -13,7 +13,7 @@ from hardware_profiles import Machine, parts_of
 from planner.api.checks import amounts, names, numbers, record, texts, word
 from planner.api.decisions import padding_given, pinned_given, places_given, replicas_given, shards_given
 from planner.api.exporting import check_told
-from planner.api.jobs import job_of, machine_given, traced_model, warned
+from planner.api.jobs import job_of, machine_given, warned
 from planner.api.search_options import USUAL, JobOptions, SearchOptions
 from planner.engines.spaces import space_and_stack
 from planner.fp8_recipes import RECIPES
@@ -35,12 +35,12 @@ class Caller:
     """Who asks.
 
     Attributes:
-        traced: traces a built model.
+        traced: traces a built model; None: `planner.api.jobs.traced_model`.
         noted: gets notes for people.
         more_shards: told the graph; strategies of operators besides those of the options.
     """
 
-    traced: Trace = traced_model
+    traced: Trace | None = None
     noted: Callable[[str], None] = warned
     more_shards: Callable[[OperatorGraph], tuple[Shard, ...]] = lambda graph: ()
 
