@@ -34,9 +34,8 @@ class Grouped(nn.Module):
 
 @pytest.mark.parametrize("operator", ["add", "topk", "masked_fill"])
 def test_a_router_with_groups(operator: str) -> None:
-    module, x = Grouped(), torch.randn(8, H)
-    plan = planner.search(
-        module, "cpu", args=(x,), devices=2, global_batch=8, precision="fp32", shard={operator: "d1"}
-    ).plan
-    (stage,) = runtime.audit(plan, trace(module, (x,)), 8, load_profile("cpu").with_devices(2))
+    graph = trace(Grouped(), (torch.randn(8, H),))
+    asked = {"devices": 2, "global_batch": 8, "precision": "fp32", "shard": {operator: "d1"}}
+    plan = planner.search(graph, "cpu", batch=8, **asked).plan
+    (stage,) = runtime.audit(plan, graph, 8, load_profile("cpu").with_devices(2))
     assert not stage.unequal

@@ -27,9 +27,9 @@ class Attends(nn.Module):
 
 @pytest.mark.parametrize("software", ["pytorch", "megatron"])
 def test_scores_are_in_memory_whatever_software_a_plan_is_for(software: str) -> None:
-    module, x_BTD = Attends(), torch.randn(2, 32, 16)
-    plan = planner.search(module, "cpu", args=(x_BTD,), devices=1, precision="fp32", software=software).plan
+    graph = trace(Attends(), (torch.randn(2, 32, 16),))
+    plan = planner.search(graph, "cpu", batch=2, devices=1, precision="fp32", software=software).plan
     cluster = load_profile("cpu").with_software(load_software(software))
-    (stage,) = runtime.audit(plan, trace(module, (x_BTD,)), 2, cluster)
+    (stage,) = runtime.audit(plan, graph, 2, cluster)
     assert not stage.unequal
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.02)

@@ -16,6 +16,14 @@ from planner.models.composed_attention import composed_attention
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def audited(module: nn.Module, given: tuple[torch.Tensor, ...], samples: int = 2) -> runtime.StageAudit:
+    """The only stage of a plan for one CPU."""
+    graph = trace(module, given)
+    plan = planner.search(graph, "cpu", batch=samples, devices=1, precision="fp32").plan
+    (stage,) = runtime.audit(plan, graph, samples, load_profile("cpu"))
+    return stage
+
+
 def nearest(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     """How far from a row of a table, found by products that have no backward pass."""
     table = torch.eye(64, device=x.device)
@@ -110,8 +118,7 @@ OF_OTHER_SHAPES: dict[str, Step] = {
 @pytest.mark.parametrize("step", OF_OTHER_SHAPES)
 def test_what_lives_while_rules_found_by_trial_go_back(step: str) -> None:
     module, given = Net(OF_OTHER_SHAPES[step]), (torch.randn(2, 64, 4), torch.randn(2, 64, 64))
-    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
-    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    stage = audited(module, given)
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.02)
 
 
@@ -126,8 +133,7 @@ SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("step", SUMS)
 def test_gradients_of_sums(step: str) -> None:
     module, given = Summed(SUMS[step]), (torch.randn(2, 64, 4),)
-    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
-    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    stage = audited(module, given)
     assert not stage.unequal
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.01)
 
@@ -149,8 +155,7 @@ class Steps(nn.Module):
 def test_recurrent_layers(kind: type[nn.RNNBase], both: bool) -> None:
     given = (torch.randn(8, 24, 4),)
     module = Steps(kind(16, 32, batch_first=True, bidirectional=both))
-    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
-    (stage,) = runtime.audit(plan, trace(module, given), 8, load_profile("cpu"))
+    stage = audited(module, given, samples=8)
     assert not stage.unequal
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.03)
 
@@ -170,8 +175,7 @@ class Heads(nn.Module):
 @pytest.mark.parametrize(("make", "tokens"), [(Turned, 8), (Three, 64), (Heads, 64)])
 def test_copies_that_are_made_and_not_made(make: type[nn.Module], tokens: int) -> None:
     module, given = make(), (torch.randn(2, tokens, 4),)
-    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
-    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    stage = audited(module, given)
     assert not stage.unequal
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.01)
 
@@ -192,8 +196,7 @@ class Sinks(nn.Module):
 def test_scores_of_attention_with_sinks_live_while_it_runs() -> None:
     """Three tensors of them, before there are gradients, which are counted beside them."""
     module, given = Sinks(), (torch.randn(2, 64, 4),)
-    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
-    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    stage = audited(module, given)
     assert not stage.unequal
     assert stage.peak <= stage.predicted_peak <= 1.1 * stage.peak
 
@@ -201,7 +204,6 @@ def test_scores_of_attention_with_sinks_live_while_it_runs() -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_live_memory_is_as_predicted(step: str) -> None:
     module, given = Net(STEPS[step]), (torch.randn(2, 8, 4), torch.randn(2, 8, 64))
-    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
-    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    stage = audited(module, given)
     assert not stage.unequal
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.02)

@@ -24,8 +24,8 @@ class Pixels(nn.Module):
 
 
 def test_views_of_several_operands() -> None:
-    module, x = Pixels(), torch.randn(2, 3, 16, 16)
-    plan = planner.search(module, "cpu", args=(x,), devices=1, precision="fp32").plan
-    (stage,) = runtime.audit(plan, trace(module, (x,)), 2, load_profile("cpu"))
+    graph = trace(Pixels(), (torch.randn(2, 3, 16, 16),))
+    plan = planner.search(graph, "cpu", batch=2, devices=1, precision="fp32").plan
+    (stage,) = runtime.audit(plan, graph, 2, load_profile("cpu"))
     assert not stage.unequal
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.02)

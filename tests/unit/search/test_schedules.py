@@ -504,6 +504,7 @@ def test_slices_are_priced_as_far_as_a_shorter_bubble_may_win(monkeypatch: pytes
     assert [plan.slices for plan in priced] == [2, 4]  # of which the latter says that more are of no use
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("model", ["llama-4", "llama-4-words"])
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 @pytest.mark.parametrize("pinned", [{"tensor": 2}, {"tensor": 1, "zero": 1}], ids=str)
