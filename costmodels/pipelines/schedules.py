@@ -152,11 +152,13 @@ def order_interleaved_1f1b(stage: int, stages: int, virtual: int, micro_batches:
 
     The k-th forward is of chunk (k mod pv) div p and of micro-batch k mod p of the round k div pv; backwards go through
     the chunks from the last to the first. min(2 (p-s-1) + (v-1) p, m v) forwards warm up, then forwards and backwards
-    alternate, then the remaining backwards follow.
+    alternate, then the remaining backwards follow. With one chunk it is `order_1f1b`, as in Megatron-LM.
 
     Raises:
         CostModelError: as `in_flight`; also where v > 1 and p does not divide m.
     """
+    if virtual == 1:
+        return order_1f1b(stage, stages, micro_batches)
     _check(stages, micro_batches, virtual)
     _check_stage(stage, stages)
     forwards, backwards = _in_rounds(stages, virtual, micro_batches)

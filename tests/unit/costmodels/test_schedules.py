@@ -91,7 +91,7 @@ def test_interleaved_stages_event_by_event(stages: int, virtual: int, rounds: in
     assert [list(in_flight_of_chunks(stage, stages, virtual, parts)) for stage in range(stages)] == most
 
 
-@pytest.mark.parametrize(("stages", "virtual", "rounds"), [(2, 2, 1), (2, 3, 4), (4, 5, 3), (8, 8, 4)])
+@pytest.mark.parametrize(("stages", "virtual", "rounds"), [(2, 2, 1), (2, 3, 4), (4, 5, 3), (8, 8, 4), (4, 1, 2)])
 def test_chunks_together_hold_no_more_than_any_moment_of_the_order(stages: int, virtual: int, rounds: int) -> None:
     parts = rounds * stages
     for stage in range(stages):

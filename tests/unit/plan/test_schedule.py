@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -40,6 +41,21 @@ def test_what_a_schedule_says_of_itself_is_what_its_turns_do(name: str) -> None:
             continue
         held = tuple(most_held([turn for turn in turns if turn.chunk == chunk]) for chunk in range(virtual))
         assert schedule.in_flight(stage, 4, 8, virtual, slices) == held
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULES.items() if kind.trains])
+def test_it_does_so_with_any_numbers(name: str) -> None:
+    """Few micro-batches for the ranks, one chunk where there may be several, slices that do not divide the ranks."""
+    schedule = SCHEDULES[name]
+    chunks = (2,) if schedule.v_shaped else (1, 2, 3) if schedule.virtual else (1,)
+    for ranks, turns, virtual, slices in product(
+        range(1, 5), range(1, 7), chunks, (1, 2, 3) if schedule.sliced else (1,)
+    ):
+        if virtual > 1 and not schedule.v_shaped and turns * slices % ranks:
+            continue
+        for rank, order in enumerate(schedule_orders(name, ranks, turns, virtual=virtual, slices=slices)):
+            held = tuple(most_held([turn for turn in order if turn.chunk == chunk]) for chunk in range(virtual))
+            assert schedule.in_flight(rank, ranks, turns, virtual, slices) == held, (ranks, turns, virtual, slices)
 
 
 def most_held(turns: Sequence[Turn]) -> int:
