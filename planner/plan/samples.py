@@ -39,7 +39,7 @@ def parts_fault(micro_batches: int, global_batch: int, padding: int = 0) -> Faul
             option="micro_batches",
             value=f"{micro_batches}",
             reason=f"does not divide {what}",
-            hint=nearest_words(micro_batches, divisors(whole)),
+            hint=nearest_words(micro_batches, [count for count in divisors(whole) if padding < whole // count]),
             numbers=numbers,
         )
     part = whole // micro_batches

@@ -242,19 +242,25 @@ def _all_given_up(request: SearchRequest) -> Sequence[Step]:
 
 
 def _more_devices(request: SearchRequest) -> list[Step]:
-    """Doublings of the devices, with one whole node as a step; the batch grows with them if it would not divide."""
+    """Doublings of the devices, with one whole node as a step; a batch of fewer samples than devices grows with
+    them."""
     cluster, steps = request.cluster, list[Step]()
     if isinstance(cluster, MixedCluster):  # it is unknown which group should grow
         return steps
     devices, node = cluster.devices, cluster.devices_per_node or 1
+    unpadded = replace(request.update, padding_samples=0)
     for _ in range(_DOUBLINGS):
         devices = devices * 2 if devices * 2 <= node or devices >= node else node
-        batch = max(request.global_batch, devices)
+        grown = request.padded_batch < devices
 
-        def made(devices: int = devices, batch: int = batch) -> SearchRequest:
-            return replace(request, cluster=cluster.with_devices(devices), global_batch=batch)
+        def made(devices: int = devices, grown: bool = grown) -> SearchRequest:
+            more = replace(request, cluster=cluster.with_devices(devices))
+            return replace(more, global_batch=devices, update=unpadded) if grown else more
 
-        steps.append((f"{devices} devices (--devices {devices})", made))
+        words, options = f"{devices} devices", f"--devices {devices}"
+        if grown:
+            words, options = f"{words} and as many samples", f"{options} --global-batch {devices}"
+        steps.append((f"{words} ({options})", made))
     return steps
 
 

@@ -249,8 +249,11 @@ def _lengths(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[s
 
 
 def _devices(world: World, factor: float) -> World | str:
-    if any(part.devices * factor < 1 for part in parts_of(world.cluster)):
+    counts = [part.devices for part in parts_of(world.cluster)]
+    if any(count * factor < 1 for count in counts):
         return "there is one device"
+    if odd := [count for count in counts if count * factor % 1]:
+        return f"{odd[0]} devices cannot be halved"
     try:
         return replace(
             world, cluster=_of_each(world.cluster, lambda part: part.with_devices(int(part.devices * factor)))

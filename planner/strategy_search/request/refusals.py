@@ -97,8 +97,8 @@ def _among(request: SearchRequest, template: Template) -> Iterator[Configuration
 def no_configuration(request: SearchRequest, template: Template) -> str:
     """Why a request has no configuration at all."""
     rules = (
-        *(_groups, _pipelines, _degrees, _whole_heads, _mesh, _experts),
-        *(_replicas, _parts, _samples, _interleave, _virtual),
+        *(_groups, _pipelines, _degrees, _whole_heads, _mesh, _replicas),
+        *(_experts, _parts, _samples, _interleave, _virtual),
     )
     found = (fault for rule in rules if (fault := rule(request, template)) is not None)
     return _text(next(found, None) or _anything(request, template), request, template)
@@ -278,11 +278,12 @@ def _samples(request: SearchRequest, template: Template) -> Fault | None:
 
 
 def _padding(request: SearchRequest, multiple: int) -> str:
-    """What pads the global batch so that it divides; empty where an engine is told the plan, or that leaves a
-    micro-batch without a sample."""
-    added = -request.global_batch % multiple
+    """What pads the global batch so that it divides; empty where an engine is told the plan, where the update takes no
+    padding (`update_fault`), or where that leaves a micro-batch without a sample."""
+    added, update = -request.global_batch % multiple, request.update
     parts = request.pinned.micro_batches or 1
-    if request.space is not None or added * parts >= request.global_batch + added:
+    takes_none = request.space is not None or update.gradients == "sum" or bool(update.per_replica)
+    if takes_none or added * parts >= request.global_batch + added:
         return ""
     return f"pad it with samples of weight zero: --pad batch={multiple}"
 
@@ -387,8 +388,10 @@ def _tried(request: SearchRequest, template: Template, name: str) -> tuple[int, 
     value = getattr(pinned, name)
     if not value:
         return 0, []
-    numbers: tuple[int, ...] = divisors(batch) if name in ("micro_batches", "micro_batch", "interleave") else ()
-    if name in _DEGREES:
+    numbers: tuple[int, ...] = ()
+    if name in ("micro_batches", "micro_batch", "interleave"):
+        numbers = divisors(request.padded_batch)
+    elif name in _DEGREES:
         numbers = divisors(devices)
     elif name == "replicas":
         numbers = divisors(pinned.data or devices)

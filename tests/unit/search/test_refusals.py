@@ -12,7 +12,7 @@ import pytest
 from planner.errors import RequestError
 from planner.nearest import around, divisors, multiples, nearest_of, nearest_words
 from planner.sharding.update import PLAIN, Update
-from planner.strategy_search.request.refusals import space_of
+from planner.strategy_search.request.refusals import no_configuration, space_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
@@ -238,6 +238,21 @@ REFUSALS = [
         words="ulysses = 3 does not divide context = 8; the nearest legal values are 2 and 4",
         devices=8,
     ),
+    # a padded batch
+    Refusal(
+        asked={"micro_batches": 3},
+        words="micro_batches = 3 does not divide the global batch 14 with 2 of padding_samples",
+        near={"micro_batches": (2, 4)},
+        batch=14,
+        update=Update(padding_samples=2),
+    ),
+    Refusal(
+        asked={"micro_batch": 3},
+        words="micro_batch = 3 does not divide the global batch 16",
+        near={"micro_batch": (2, 4)},
+        batch=14,
+        update=Update(padding_samples=2),
+    ),
     # copies of what is shared out
     Refusal(
         asked={"data": 4, "zero": 1, "replicas": 3},
@@ -276,6 +291,14 @@ REFUSALS = [
         near={"expert": (2,), "tensor": (1,)},
         model="mixture",
     ),
+    Refusal(
+        asked={"data": 8, "zero": 1, "replicas": 4, "expert": 4},
+        words="replicas = 4 does not divide the data parallel devices without those of experts, of 8 devices, data = 8,"
+        " expert = 4",
+        near={"replicas": (2,), "expert": (2,)},
+        model="mixture",
+        devices=8,
+    ),
     Refusal(asked={"expert": 2}, words="expert = 2: no operator of this model routes to experts; leave it at 1"),
 ]
 
@@ -303,6 +326,14 @@ def possible(refusal: Refusal, option: str, number: int) -> bool:
         return next(space_of(request, template_of(refusal.model)), None) is not None
     except RequestError:
         return False
+
+
+@pytest.mark.parametrize("update", [PLAIN, Update(gradients="sum"), Update(per_replica=("*",), replicas=1)])
+def test_padding_is_advised_where_it_is_taken(update: Update) -> None:
+    refusal = Refusal(asked={"micro_batch": 3}, words="", update=update)
+    said = no_configuration(refusal.request(), template_of(refusal.model))
+    assert "does not divide the global batch 16" in said
+    assert ("pad it" in said) == (update == PLAIN)
 
 
 def test_norms_that_cannot_split_the_sequence() -> None:

@@ -114,6 +114,9 @@ def test_every_micro_batch_has_a_sample_of_the_batch() -> None:
         fault = parts_fault(count, 13, 3)
         assert fault is not None
         assert fault.value == str(count)
+    fault = parts_fault(6, 13, 3)
+    assert fault is not None
+    assert fault.hint.endswith(" is 4")  # not 8, of which one would have nothing
 
 
 def computed(graph: OperatorGraph, module: nn.Module, given: object) -> torch.Tensor:

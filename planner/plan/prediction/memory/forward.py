@@ -131,10 +131,10 @@ class ForwardMemory(GatherMemory):
         there = section.results.get(at) if section is not None else None
         for place, name in enumerate(names):
             shape = self.tensors.shape(name, op.layouts.results[place].forward)
-            if there is not None:
-                values[name] = Piece(self.account.hold(there[place]), shape)
-                continue
             lying = [(operand.shape, operand.lies) for operand in operands]
+            if there is not None:
+                values[name] = Piece(self.account.hold(there[place]), shape, self.tensors.strides(op, shape, lying))
+                continue
             view = self.tensors.view(op, place, shape, lying)
             if view is not None:
                 values[name] = Piece(self.account.hold(operands[viewed(op.operator, place)].storage), shape, view)

@@ -56,6 +56,13 @@ class RankParameters:
                 block = self.offloaded[name]
                 at_once[block] = at_once.get(block, 0.0) + float(self._priced[name][0].visiting[0])
 
+    def keep_unread(self) -> None:
+        """Count the weights that no operator reads; the first pipeline rank has them (`runtime.parameters.shards`)."""
+        readers = self.bound.graph.consumers
+        for one in self.bound.graph.parameters:
+            if one.name not in readers:
+                self.cost.memory["weights"] += float(self._prices(one.name)[0].weight[0])
+
     def _prices(self, name: str) -> tuple[ParameterPrices, ParameterKind]:
         """The prices of a parameter, and a key that parameters with equal prices share."""
         plan, graph = self.bound.plan, self.bound.graph

@@ -84,6 +84,8 @@ class RankWalk:
         self._communicate_once(parameters.used)
         matrices = self._matrices(parameters.used)
         self._updates()
+        if self.rank == 0:
+            parameters.keep_unread()
         transfers.cross(self.live)
         transfers.loss()
         self._end_memory(matrices)

@@ -1,0 +1,28 @@
+"""What is said beside an infeasible request, and beside a plan."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from planner.sharding.update import Update
+from planner.strategy_search.analysis import advice, sensitivity
+from planner.strategy_search.analysis.sensitivity import World
+from tests.unit.search.cases import cluster_of, request_of
+
+
+def test_more_devices_than_samples_come_with_more_samples_in_words_too() -> None:
+    request = request_of("llama-4", cluster_of("cpu", 2), 7, update=Update(padding_samples=1))
+    steps = [(text, made()) for text, made in advice._more_devices(request)[:3]]
+    assert [text for text, _ in steps] == [
+        "4 devices (--devices 4)",
+        "8 devices (--devices 8)",
+        "16 devices and as many samples (--devices 16 --global-batch 16)",
+    ]
+    assert [(one.cluster.devices, one.padded_batch) for _, one in steps] == [(4, 8), (8, 8), (16, 16)]
+
+
+@pytest.mark.parametrize(("devices", "words"), [(1, "there is one device"), (3, "3 devices cannot be halved")])
+def test_an_odd_number_of_devices_has_no_half(devices: int, words: str) -> None:
+    world = cast(World, SimpleNamespace(cluster=cluster_of("cpu", devices)))
+    assert sensitivity._devices(world, 0.5) == words
