@@ -50,6 +50,7 @@ from planner.graph.rewriting.norms import with_norms
 from planner.graph.rewriting.pieces import with_pieces_together
 from planner.graph.rewriting.recurrent import with_recurrent_layers
 from planner.graph.rewriting.rotations import with_rotary
+from planner.graph.rewriting.unjoined import with_parts_unjoined
 from planner.graph.rewriting.unread import without_unread, without_unread_constants
 from planner.graph.rewriting.untrained import without_untrained
 from planner.graph.tracing import repeats
@@ -223,7 +224,7 @@ def _graph_of(
         raise refusal(module, error) from error
     read = with_named_settings(without_needless_detaches(Reader(module, exported, written).read()))
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
-    read = with_pieces_together(read, samples_of((args, kwargs)))
+    read = with_parts_unjoined(with_pieces_together(read, samples_of((args, kwargs))))
     paired = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
     flat = with_filled_joined(with_index_scores(with_gated_norms(with_norms(paired))))
     if announced:  # inputs of a block seemed to have gradients

@@ -71,7 +71,7 @@ def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_le
     """
     plain, adapters = without_adapters(reference), adapters_of(reference)
     with interrupting(f"building {reference}"):
-        built = _built(plain, dtype, device, sequence_length)
+        built = _built(plain, dtype, device, sequence_length, apart=adapters is None)
         if adapters is None:
             return built
         from planner.models.low_rank import add_adapters
@@ -80,7 +80,9 @@ def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_le
         return replace(built, reference=reference)
 
 
-def _built(reference: str, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
+def _built(reference: str, dtype: str, device: str, sequence_length: int | None, *, apart: bool) -> BuiltModel:
+    """The model without adapters. Weights of a config are taken `apart` only without them: adapters are added to layers
+    by their names in transformers."""
     name, changes = split_reference(reference)
     if ":" in name:
         if changes:
@@ -89,7 +91,7 @@ def _built(reference: str, dtype: str, device: str, sequence_length: int | None)
             raise ModelError(f"--seq-len does not apply to {name}: its factory fixes the shapes of the example inputs")
         return _from_factory(name, dtype=dtype, device=device)
     if name not in ZOO and is_config(name):
-        return _from_config(reference, dtype=dtype, device=device, sequence_length=sequence_length)
+        return _from_config(reference, dtype=dtype, device=device, sequence_length=sequence_length, apart=apart)
     return _from_zoo(reference, dtype=dtype, device=device, sequence_length=sequence_length)
 
 
@@ -185,10 +187,10 @@ _OTHER_MODELS = " Your own model: --model package.module:factory; of Hugging Fac
 _LEARNED_POSITIONS = frozenset({"bert", "gpt"})
 
 
-def _from_config(reference: str, *, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
+def _from_config(reference: str, *, dtype: str, device: str, sequence_length: int | None, apart: bool) -> BuiltModel:
     import torch
 
-    made = from_config(reference, batch=TRACE_BATCH, device=device, sequence_length=sequence_length)
+    made = from_config(reference, batch=TRACE_BATCH, device=device, sequence_length=sequence_length, apart=apart)
     floating = getattr(torch, dtype)
     inputs = _converted(made.inputs, floating)
     return BuiltModel(

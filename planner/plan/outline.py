@@ -75,6 +75,14 @@ def difference(plan: Plan, graph: OperatorGraph) -> str:
     )
 
 
+def has_other_parameters(plan: Plan, names: Iterable[str]) -> bool:
+    """Whether a plan has a parameter that has none of these names; False where the plan does not say which it has."""
+    known = plan.model.outline
+    listed = list(names)
+    given = {*listed, *map(_pattern, listed)}
+    return known is not None and any(name not in given for name, _ in known.parameters)
+
+
 def _first_of(kind: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
     for name, text in found.items():
         if name not in wanted:

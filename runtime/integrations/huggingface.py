@@ -27,7 +27,9 @@ from planner.models.huggingface.rewriting import (
     with_experts_as_operators,
 )
 from planner.models.huggingface.switch import unstacked
+from planner.models.huggingface.taken_apart import take_apart, together
 from planner.plan.file import load_plan
+from planner.plan.outline import has_other_parameters
 from planner.plan.plan import Plan
 from runtime.integrations.saved_values import as_text
 from runtime.integrations.taking_over import (
@@ -115,6 +117,8 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
             with_experts_as_operators(self.model)
             if "attention_mask" not in inputs:
                 trained_without_masks(self.model)
+        if has_other_parameters(self.plan, (name for name, _ in self.model.named_parameters(remove_duplicate=False))):
+            take_apart(self.model)
         self._parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._resume: Path | None = None  # a checkpoint that is restored when the model has been traced
         self.step: TrainingStep = parallelize(
@@ -214,6 +218,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         weights."""
         batch = _as_planned(inputs, {name for name, _ in self.plan.inputs})
         if not self.step.ready:
+            self.model.train()  # as it was planned: the first batch may be one of an evaluation
             self.step.prepare(batch)
             let_go(self.model)
         if self._resume is not None:
@@ -250,7 +255,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         try:
             if planned is not self.model:
                 tensors = {name.removeprefix(STACKED): tensor for name, tensor in tensors.items()}
-            self._save(output_dir, state_dict=unstacked(self.model, tensors))
+            self._save(output_dir, state_dict=together(self.model, unstacked(self.model, tensors)))
         finally:
             self.model = planned
 

@@ -11,7 +11,8 @@ import planner
 
 TOLERANCE = 1e-5
 UPDATE = {"clip_norm": 0.5}
-SWITCH = Path(__file__).resolve().parents[1] / "configs/switch/config.json"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+SWITCH, PHI = CONFIGS / "switch/config.json", CONFIGS / "phi3/config.json"
 WINDOWS = {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
@@ -110,6 +111,13 @@ def test_the_trainer_takes_stacked_samples(pair, tmp_path: Path) -> None:
 def test_experts_that_the_trainer_gets_as_modules_are_divided_and_saved_as_modules(pair, tmp_path: Path) -> None:
     """Switch Transformers, whose experts each device has half of, and whose files have a matrix for each of them."""
     trained_alike(pair, tmp_path, json.loads(SWITCH.read_text()) | FEW, expert=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_trainer_divides_fused_weights_and_saves_them_whole(pair, tmp_path: Path) -> None:
+    """Phi-3, each device with half of the gate and half of what it multiplies."""
+    trained_alike(pair, tmp_path, json.loads(PHI.read_text()), tensor=2)
 
 
 @pytest.mark.thorough

@@ -4,6 +4,7 @@ computes them in a loop that depends on the tokens, or in kernels whose rows do.
 from typing import Any
 
 from planner.errors import ModelError
+from planner.models.huggingface.taken_apart import gate_and_up, mark_halved
 
 AS_ONE_OPERATOR = "planner_experts"
 
@@ -27,6 +28,8 @@ def check_experts(module: Any, where: str) -> None:
             continue
         form, own = _form_of(part), part.has_gate and not _has_default_gate(part)
         setattr(part, _FORM, form)
+        if part.has_gate and part.is_concatenated:
+            mark_halved(part, 2 if part.is_transposed else 1)
         function = getattr(part, "act_fn", None)
         found = [
             ("a gate of their own", form is None and own),
@@ -104,15 +107,14 @@ def experts_of(module: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> 
     the operator, each with the weight of its expert: a device that has a part of the width has all of these biases."""
     from planner.models.experts.mixture import experts
 
-    first, down_EHF = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
+    (gate_EFH, up_EFH), down_EHF = _halves(module), module.down_proj
     if module.is_transposed:
-        first, down_EHF = first.transpose(1, 2), down_EHF.transpose(1, 2)
-    gate_EFH, up_EFH = _halves(module, first)
+        down_EHF = down_EHF.transpose(1, 2)
     weights = weights_TK.to(tokens_TH.dtype)
     one_by_one = tokens_TH.unsqueeze(1), weights.unsqueeze(1), chosen_TK.unsqueeze(1)
     further = dict[str, Any]()
     if module.has_bias:
-        biases = _halves(module, module.gate_up_proj_bias if module.has_gate else module.up_proj_bias)
+        biases = _halves(module, "_bias")
         further = {key: one for key, one in zip(("gate_bias", "up_bias"), biases, strict=True) if one is not None}
     further |= getattr(module, _FORM)
     result_TH = experts(*one_by_one, gate_EFH, up_EFH, down_EHF, **further).squeeze(1)
@@ -121,16 +123,20 @@ def experts_of(module: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> 
     return result_TH + _spread(weights, chosen_TK, len(down_EHF)) @ module.down_proj_bias
 
 
-def _halves(module: Any, both: Any) -> tuple[Any, Any]:
-    """The parts for gate and for up of a tensor with both along its dim 1, as halves or alternating. Without a
-    gate all of it belongs to up."""
+def _halves(module: Any, ending: str = "") -> tuple[Any, Any]:
+    """The matrices of gate and up, E F H each, or with the ending "_bias" their biases, which lie behind each other or
+    alternate. Without a gate there is only up."""
+
+    def turned(matrices: Any) -> Any:
+        return matrices.transpose(1, 2) if module.is_transposed and not ending else matrices
+
     if not module.has_gate:
-        return None, both
+        return None, turned(getattr(module, f"up_proj{ending}"))
     if module.is_concatenated:
-        first, second = both.chunk(2, dim=1)
-    else:
-        first, second = both.unflatten(1, (-1, 2)).unbind(2)
-    return first, second
+        gate, up = gate_and_up(module, ending)
+        return turned(gate), turned(up)
+    gate, up = turned(getattr(module, f"gate_up_proj{ending}")).unflatten(1, (-1, 2)).unbind(2)
+    return gate, up
 
 
 def _spread(weights_TK: Any, chosen_TK: Any, count: int) -> Any:

@@ -52,6 +52,7 @@ from planner.models.huggingface.rewriting import (
     set_attention,
 )
 from planner.models.huggingface.sound import without_draws
+from planner.models.huggingface.taken_apart import take_apart
 from planner.models.overrides import changed_content, split_reference
 
 if TYPE_CHECKING:
@@ -94,10 +95,15 @@ def is_config(reference: str) -> bool:
     return reference.endswith(".json") or "/" in reference or Path(reference, "config.json").is_file()
 
 
-def from_config(reference: str, *, batch: int, device: str, sequence_length: int | None) -> FromConfig:
-    """The model of a config with weights drawn at random, on "meta" without any. Raises ModelError, naming the file."""
+def from_config(
+    reference: str, *, batch: int, device: str, sequence_length: int | None, apart: bool = True
+) -> FromConfig:
+    """The model of a config with weights drawn at random, on "meta" without any; weights that hold several matrices are
+    taken `apart`. Raises ModelError, naming the file."""
     path, name, ending, config = _config(reference)
     made = _made(reference, path, name, ending, config, batch=batch, device=device, asked=sequence_length)
+    if apart:
+        take_apart(made.module)
     content = _read(split_reference(without_adapters(reference))[0])[2]
     said = _said(path)
     notes = [

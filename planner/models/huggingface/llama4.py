@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.models.huggingface.any_experts import activation_name
 from planner.models.huggingface.layers import give_forward
+from planner.models.huggingface.taken_apart import gate_and_up, mark_halved
 
 _ACTIVATION = "planner_activation"
 """The attribute of a layer for the name of its experts' activation."""
@@ -27,6 +28,7 @@ def with_chosen_rows(module: Any) -> None:
         name = activation_name(part.experts.act_fn)
         if name is not None:
             setattr(part, _ACTIVATION, name)
+            mark_halved(part.experts, 2)
             give_forward(part, _forward)
 
 
@@ -42,7 +44,7 @@ def _forward(self: Any, hidden_states: Any) -> tuple[Any, Any]:
     values_TK, chosen_TK = torch.topk(logits_TE, self.top_k, dim=1)
     scores_TK = values_TK.float().sigmoid().to(values_TK.dtype)
     scored_TKH = tokens_TH.unsqueeze(1) * scores_TK.unsqueeze(-1)
-    gate_EFH, up_EFH = self.experts.gate_up_proj.transpose(1, 2).chunk(2, dim=1)
+    gate_EFH, up_EFH = (half_EHF.transpose(1, 2) for half_EHF in gate_and_up(self.experts))
     ones_TK1 = torch.ones_like(scored_TKH[..., :1])
     one_each = scored_TKH, ones_TK1, chosen_TK.unsqueeze(-1)
     matrices = gate_EFH, up_EFH, self.experts.down_proj.transpose(1, 2)

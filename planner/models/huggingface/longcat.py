@@ -16,6 +16,7 @@ from typing import Any
 
 from planner.models.huggingface.any_experts import activation_name
 from planner.models.huggingface.layers import give_forward
+from planner.models.huggingface.taken_apart import gate_and_up, mark_halved
 
 _ACTIVATION = "planner_activation"
 """The attribute of experts for the name of their activation."""
@@ -35,6 +36,7 @@ def with_identities_apart(module: Any) -> None:
             setattr(part, _ACTIVATION, name)
             used = part.gate_up_proj.detach()[: part.num_routed_experts].clone()
             part.gate_up_proj = torch.nn.Parameter(used)
+            mark_halved(part, 1)
             give_forward(part, _forward)
 
 
@@ -50,6 +52,6 @@ def _forward(self: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> Any:
     of_experts_TK = weights_TK.masked_fill(is_identity_TK, 0.0)
     of_identity_T1 = (weights_TK - of_experts_TK).sum(-1, keepdim=True)
     one_each = tokens_TH.unsqueeze(1), of_experts_TK.unsqueeze(1), spread_TK.unsqueeze(1)
-    gate_EFH, up_EFH = self.gate_up_proj.chunk(2, dim=1)
+    gate_EFH, up_EFH = gate_and_up(self)
     made_TH = experts(*one_each, gate_EFH, up_EFH, self.down_proj, activation=getattr(self, _ACTIVATION)).squeeze(1)
     return made_TH + tokens_TH * of_identity_T1

@@ -9,12 +9,14 @@ from planner.models.deepseek import DeepseekConfig
 from planner.models.huggingface.deepseek import is_deepseek
 from planner.models.huggingface.from_config import config_content, decoder_of, is_config
 from planner.models.huggingface.mixtures import is_mixture
+from planner.models.huggingface.taken_apart import pieces_of
 from planner.models.naming.adapters import peft_naming
 from planner.models.naming.bert import bert_naming
 from planner.models.naming.deepseek import deepseek_naming
 from planner.models.naming.gpt import gpt_naming
 from planner.models.naming.llama import llama_naming
 from planner.models.naming.parts import Built, Naming
+from planner.models.naming.pieces import naming_of_pieces
 from planner.models.naming.resnet import resnet_naming
 from planner.models.naming.switch import switch_of_config_naming
 from planner.models.naming.t5 import t5_naming
@@ -47,7 +49,7 @@ def naming_of(reference: str, sequence_length: int | None) -> Naming | None:
     Raises ModelError where none of its classes computes the same as the model, saying what differs, or a config cannot
     be read.
     """
-    reference = without_adapters(reference)
+    adapted, reference = adapters_of(reference) is not None, without_adapters(reference)
     name, _ = split_reference(reference)
     if name in ZOO and ZOO[name].family in _NAMINGS:
         built = _built(reference, sequence_length)
@@ -55,7 +57,7 @@ def naming_of(reference: str, sequence_length: int | None) -> Naming | None:
         return replace(found, built=built)
     if name in ZOO or ":" in name or not is_config(name):
         return None
-    return _of_config(reference, sequence_length)
+    return _of_config(reference, sequence_length, adapted)
 
 
 def adapter_naming_of(reference: str, sequence_length: int | None, base: Naming) -> Naming | None:
@@ -65,8 +67,9 @@ def adapter_naming_of(reference: str, sequence_length: int | None, base: Naming)
     return None if adapters is None else peft_naming(adapters, base, _built(reference, sequence_length))
 
 
-def _of_config(reference: str, sequence_length: int | None) -> Naming:
-    """The same of a model that was planned from a config: where transformers has built it, names are its own."""
+def _of_config(reference: str, sequence_length: int | None, adapted: bool) -> Naming:
+    """The same of a model that was planned from a config: where transformers has built it, names are its own, and its
+    weights are taken apart unless it is `adapted`."""
     architecture, content = config_content(reference)
     if is_mixture(architecture) or is_deepseek(architecture):
         built = _built(reference, sequence_length)
@@ -79,12 +82,23 @@ def _of_config(reference: str, sequence_length: int | None) -> Naming:
     if architecture in _NAMED_OTHERWISE:
         built = _built(reference, sequence_length)
         return replace(_NAMED_OTHERWISE[architecture](content, built), built=built)
-    return Naming(parts=(), config=content, model_types=())
+    module = None if adapted else _module(reference, sequence_length)
+    pieces = {} if module is None else {piece.ours: piece for piece in pieces_of(module)}
+    if not pieces:
+        return Naming(parts=(), config=content, model_types=())
+    return naming_of_pieces(content, _kept(module), pieces, module)
 
 
 def _built(reference: str, sequence_length: int | None) -> Built:
     """Shapes and dtypes of what the model keeps, tied weights once."""
-    module = build_model(reference, dtype="float32", sequence_length=sequence_length).module
+    return _kept(_module(reference, sequence_length))
+
+
+def _module(reference: str, sequence_length: int | None) -> Any:
+    return build_model(reference, dtype="float32", sequence_length=sequence_length).module
+
+
+def _kept(module: Any) -> Built:
     saved = module.state_dict()
     tensors = {
         **dict(module.named_parameters()),

@@ -1,0 +1,220 @@
+"""Weights of transformers that hold several matrices, taken apart, so that tensor parallelism divides each of them.
+
+    transformers   x ─ gate_up_proj, (2 F) x H ─ chunk ─┬─ gate      cut in two, one rank would have all of the gate,
+                                                        └─ up        the other one all of what it multiplies
+    here           x ─┬─ gate_up_proj.gate_proj, F x H ─── gate      each rank has half of both, as in Megatron-LM
+                      └─ gate_up_proj.up_proj, F x H ───── up
+
+A layer gives its parts joined, so code of transformers that splits them works as before; in a graph the parts are read
+directly (`planner.graph.rewriting.unjoined`). Results and gradients are the same. Matrices of experts are parameters
+without a layer, and are read by `gate_and_up`.
+
+Shape legend: H hidden, E experts, F width.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+_PARTS = "planner_parts"
+"""The attribute of experts for the names of their parts, by the parameter that had them, with its dim."""
+
+_HALVED = "planner_halved"
+"""The attribute of experts for the dim along which gate and up lie behind each other."""
+
+_GATE_UP = ("gate_proj", "up_proj")
+_QKV = ("q_proj", "k_proj", "v_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A parameter `ours` that lies at `at` along the dim `dim` of the parameter `theirs` in transformers."""
+
+    ours: str
+    theirs: str
+    dim: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fused:
+    """A layer of a module: its attribute, the names of its parts, and their sizes, where it can be taken apart."""
+
+    attribute: str
+    parts: tuple[str, ...]
+    sizes: Callable[[Any], tuple[int, ...] | None]
+
+
+def _equal(attribute: str, parts: tuple[str, ...], unless: str = "") -> _Fused:
+    """A layer with parts of equal size. It stays whole where the module has the setting `unless`."""
+
+    def sizes(owner: Any) -> tuple[int, ...] | None:
+        each, rest = divmod(_outputs(getattr(owner, attribute)), len(parts))
+        return None if rest or (unless and getattr(owner, unless)) else (each,) * len(parts)
+
+    return _Fused(attribute=attribute, parts=parts, sizes=sizes)
+
+
+def _heads(owner: Any) -> tuple[int, ...]:
+    kept = owner.num_key_value_heads * owner.head_dim
+    return owner.config.num_attention_heads * owner.head_dim, kept, kept
+
+
+_LLAMA_LIKE = _equal("gate_up_proj", _GATE_UP)
+_PHI = _Fused(attribute="qkv_proj", parts=_QKV, sizes=_heads)
+_MODERN = _equal("Wi", ("input_proj", "gate_proj"))
+
+_FUSED: Mapping[str, _Fused] = {
+    "DiaMLP": _LLAMA_LIKE,
+    "GPT2Attention": _equal("c_attn", _QKV, unless="is_cross_attention"),
+    "Glm4MLP": _LLAMA_LIKE,
+    "Glm4vTextMLP": _LLAMA_LIKE,
+    "GlmImageTextMLP": _LLAMA_LIKE,
+    "GlmMLP": _LLAMA_LIKE,
+    "GlmOcrTextMLP": _LLAMA_LIKE,
+    "ModernBertAttention": _equal("Wqkv", _QKV),
+    "ModernBertDecoderMLP": _MODERN,
+    "ModernBertMLP": _MODERN,
+    "MptAttention": _equal("Wqkv", _QKV, unless="clip_qkv"),
+    "Phi3Attention": _PHI,
+    "Phi3MLP": _LLAMA_LIKE,
+    "Phi4MultimodalAttention": _PHI,
+    "Phi4MultimodalMLP": _LLAMA_LIKE,
+}
+"""By the class of transformers 5.24 that splits what such a layer gives, and does nothing else with it."""
+
+
+class TakenApart(nn.Module):
+    """A linear layer, or a `Conv1D` of transformers, whose parts are layers of their own: its outputs, joined."""
+
+    def __init__(self, layer: Any, parts: Sequence[str], sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.parts = tuple(parts)
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        for name, start, size in zip(parts, starts, sizes, strict=True):
+            setattr(self, name, _part(layer, start, size))
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The parts, in order."""
+        return tuple(getattr(self, name) for name in self.parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs of all parts, joined along the last dim."""
+        return torch.cat([layer(x) for layer in self.layers], dim=-1)
+
+
+def take_apart(module: nn.Module) -> None:
+    """Take apart, in place, layers and experts' matrices of a model of transformers that hold several matrices. A
+    parameter that is shared stays whole."""
+    shared = _shared(module)
+    for name, owner in list(module.named_modules()):
+        kind = type(owner).__name__
+        fused = _FUSED.get(kind) if type(owner).__module__.startswith("transformers.") else None
+        layer = getattr(owner, fused.attribute, None) if fused is not None else None
+        if fused is not None and (isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"):
+            sizes = fused.sizes(owner)
+            path = f"{name}.{fused.attribute}" if name else fused.attribute
+            if sizes is not None and sum(sizes) == _outputs(layer) and f"{path}.weight" not in shared:
+                setattr(owner, fused.attribute, TakenApart(layer, fused.parts, sizes))
+        for attribute, dim in _halved(owner):
+            _halve(owner, attribute, dim)
+
+
+def mark_halved(experts: Any, dim: int) -> None:
+    """Say that `gate_up_proj` of experts has the gate in the first half of a dim, and up in the second one; its bias,
+    if there is one, along its last dim."""
+    setattr(experts, _HALVED, dim)
+
+
+def gate_and_up(experts: Any, ending: str = "") -> tuple[Any, Any]:
+    """Both halves of `gate_up_proj` of experts, or with the ending "_bias" of its bias: parameters of their own where
+    they have been taken apart."""
+    attribute = f"gate_up_proj{ending}"
+    parts = getattr(experts, _PARTS, {}).get(attribute)
+    if parts is None:
+        gate, up = getattr(experts, attribute).chunk(2, dim=-1 if ending else getattr(experts, _HALVED))
+    else:
+        gate, up = (getattr(experts, name) for name in parts[0])
+    return gate, up
+
+
+def _halved(part: Any) -> Iterator[tuple[str, int]]:
+    """The parameters of experts that are halved, and their dims; nothing of other modules."""
+    dim = getattr(part, _HALVED, None)
+    if dim is not None and isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
+        yield "gate_up_proj", dim
+        if getattr(part, "gate_up_proj_bias", None) is not None:
+            yield "gate_up_proj_bias", 1
+
+
+def _halve(experts: Any, attribute: str, dim: int) -> None:
+    both = getattr(experts, attribute)
+    names = tuple(f"{name}{attribute.removeprefix('gate_up_proj')}" for name in _GATE_UP)
+    delattr(experts, attribute)
+    for name, half in zip(names, both.detach().chunk(2, dim=dim), strict=True):
+        setattr(experts, name, nn.Parameter(half.clone(memory_format=torch.contiguous_format), both.requires_grad))
+    setattr(experts, _PARTS, {**getattr(experts, _PARTS, {}), attribute: (names, dim)})
+
+
+def pieces_of(module: nn.Module) -> Iterator[Piece]:
+    """What has been taken apart in a model."""
+    for name, part in module.named_modules():
+        path = f"{name}." if name else ""
+        if isinstance(part, TakenApart):
+            for kind in ("weight", "bias"):
+                found = [getattr(layer, kind) for layer in part.layers]
+                if all(one is not None for one in found):
+                    dim = 1 if kind == "weight" and not isinstance(part.layers[0], nn.Linear) else 0
+                    names = [f"{path}{own}.{kind}" for own in part.parts]
+                    yield from _along(names, path + kind, dim, found)
+        for attribute, (names, dim) in getattr(part, _PARTS, {}).items():
+            found = [getattr(part, own) for own in names]
+            yield from _along([path + own for own in names], path + attribute, dim, found)
+
+
+def together(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a model, each under its name in transformers."""
+    made, joined = dict(tensors), dict[tuple[str, int], list[torch.Tensor]]()
+    for piece in pieces_of(module):
+        if piece.ours in made:
+            joined.setdefault((piece.theirs, piece.dim), []).append(made.pop(piece.ours))
+    return made | {name: torch.cat(found, dim=dim) for (name, dim), found in joined.items()}
+
+
+def _along(names: Sequence[str], theirs: str, dim: int, found: Sequence[torch.Tensor]) -> Iterator[Piece]:
+    at = 0
+    for name, one in zip(names, found, strict=True):
+        yield Piece(ours=name, theirs=theirs, dim=dim, at=at)
+        at += one.shape[dim]
+
+
+def _outputs(layer: Any) -> int:
+    return int(layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1])
+
+
+def _part(layer: Any, start: int, size: int) -> Any:
+    """A layer with the outputs of another one from `start` on."""
+    with torch.device("meta"):
+        if isinstance(layer, nn.Linear):
+            made: Any = nn.Linear(layer.in_features, size, layer.bias is not None)
+        else:
+            made = type(layer)(size, layer.weight.shape[0])
+    dim = 0 if isinstance(layer, nn.Linear) else 1
+    for name, along in (("weight", dim), ("bias", 0)):
+        whole = getattr(layer, name)
+        if whole is not None:
+            cut = whole.detach().narrow(along, start, size).clone(memory_format=torch.contiguous_format)
+            setattr(made, name, nn.Parameter(cut, whole.requires_grad))
+    return made.train(layer.training)
+
+
+def _shared(module: nn.Module) -> set[str]:
+    """Names of parameters that have several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {name for found in names.values() if len(found) > 1 for name in found}
