@@ -14,6 +14,7 @@ from planner.errors import ModelError
 from planner.models.huggingface.equivalents import note_on_part, rewritten
 from planner.models.huggingface.from_config import _as_transformers_writes, from_config
 from planner.models.huggingface.notes import notes_on_inputs, notes_on_keys
+from planner.models.huggingface.taken_apart import together
 from planner.models.zoo import build_model
 from tests.refusals import refused
 
@@ -48,7 +49,7 @@ def original(name: str, module: Any, *, training: bool) -> Any:
     """The class of transformers as it is, with the weights of `module`."""
     made = getattr(transformers, name)._from_config(module.config, attn_implementation="sdpa")
     made.set_experts_implementation("eager") if made._can_set_experts_implementation() else None
-    made.load_state_dict(module.state_dict())
+    made.load_state_dict(together(module, module.state_dict()))
     return made.train(training)
 
 
@@ -86,8 +87,9 @@ def test_coefficients_beyond_the_limit_are_clipped_in_copies() -> None:
 def test_a_router_that_draws_sends_tokens_where_it_does_in_evaluation(family: str, noise: str) -> None:
     model = made(family, 16)
     inputs = drawn(model.inputs, model.bounds)
-    other = original(type(model.module).__name__, model.module, training=False)
-    torch.testing.assert_close(model.module(**inputs).loss, other(**inputs).loss)
+    found = model.module(**inputs).loss
+    other = original(type(model.module).__name__, model.module, training=False)  # which shares the config
+    torch.testing.assert_close(found, other(**inputs).loss)
     assert any(noise in note for note in model.notes)
 
 

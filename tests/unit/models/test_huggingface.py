@@ -30,6 +30,7 @@ from planner.models.huggingface.config import check_config
 from planner.models.huggingface.deepseek import deepseek_of
 from planner.models.huggingface.from_config import _changed, from_config, stretched
 from planner.models.huggingface.rewriting import experts_where_they_can
+from planner.models.huggingface.taken_apart import pieces_of, together
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
@@ -113,6 +114,7 @@ def test_masks_are_left_out_where_training_leaves_them_out(family: str, masks: b
     assert all(causal) != masks
 
 
+@pytest.mark.usefixtures("whole_weights")
 def test_experts_are_one_operator_that_computes_what_those_of_transformers_compute() -> None:
     graph = traced("olmoe")
     rules = [rule_of(graph, op) for op in graph.operators if op.op == EXPERTS]
@@ -165,9 +167,9 @@ def test_llama4_sends_tokens_to_the_experts_that_they_choose(chosen: int, in_chu
     config = copy.deepcopy(sparse.config)
     config.num_experts_per_tok = chosen
     dense = transformers.Llama4ForCausalLM(config)
-    for parameter, other in zip(sparse.parameters(), dense.parameters(), strict=True):
+    for parameter in sparse.parameters():
         torch.nn.init.normal_(parameter, std=0.4, generator=generator)
-        other.data.copy_(parameter.data)
+    dense.load_state_dict(together(sparse, sparse.state_dict()))
     for layer in sparse.model.layers:
         layer.feed_forward.top_k = layer.feed_forward.router.top_k = chosen
     inputs = {name: torch.randint(0, 64, tensor.shape, generator=generator) for name, tensor in model.kwargs.items()}
@@ -175,7 +177,7 @@ def test_llama4_sends_tokens_to_the_experts_that_they_choose(chosen: int, in_chu
     for module in (sparse, dense):
         loss = module(**inputs).loss
         loss.backward()
-        found.append([loss.detach(), *(one.grad for one in module.parameters())])
+        found.append({"loss": loss.detach(), **together(module, {n: p.grad for n, p in module.named_parameters()})})
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
     graph = in_chunks
     rules = [rule_of(graph, op) for op in graph.operators if op.op == EXPERTS]
@@ -271,15 +273,20 @@ def test_longcat_computes_what_that_of_transformers_computes(tmp_path: Path) -> 
     theirs = transformers.LongcatFlashForCausalLM(transformers.LongcatFlashConfig(**LONGCAT))
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)
-    own = {name: tensor.shape for name, tensor in ours.state_dict().items()}
-    ours.load_state_dict({n: t[: own[n][0]] if t.shape else t for n, t in theirs.state_dict().items()})
+    own = {name: tensor.shape for name, tensor in together(ours, ours.state_dict()).items()}
+    copied = {n: t[: own[n][0]] if t.shape else t for n, t in theirs.state_dict().items()}
+    for piece in pieces_of(ours):
+        extent = ours.get_parameter(piece.ours).shape[piece.dim]
+        copied[piece.ours] = copied[piece.theirs].narrow(piece.dim, piece.at, extent)
+    ours.load_state_dict({name: copied[name] for name in ours.state_dict()})
     ids = torch.randint(0, 64, (2, 8), generator=generator)
     found = []
     for module in (ours, theirs):
         loss = module(input_ids=ids, labels=ids).loss
         loss.backward()
         gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
-        found.append([loss.detach(), *(one[: own[name][0]] for name, one in sorted(gradients.items()))])
+        gradients = {name: one[: own[name][0]] for name, one in together(module, gradients).items()}
+        found.append({"loss": loss.detach(), **gradients})
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
     assert [op.op for op in trace(ours, (), built.kwargs).operators].count(EXPERTS) == 1
 
@@ -299,7 +306,7 @@ def test_positions_whose_frequencies_depend_on_the_length(tmp_path: Path, length
     folder = config_in(tmp_path, "Phi3ForCausalLM", "phi3", **PHI, rope_scaling=scaling)
     built = build_model(folder, dtype="float32", sequence_length=length, device="cpu")
     theirs = transformers.Phi3ForCausalLM(transformers.AutoConfig.from_pretrained(folder))
-    theirs.load_state_dict(built.module.state_dict())
+    theirs.load_state_dict(together(built.module, built.module.state_dict()))
     ids = torch.randint(0, 64, (2, length), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(built.module(input_ids=ids).logits, theirs(input_ids=ids).logits)
     assert trace(built.module, (), built.kwargs).operators

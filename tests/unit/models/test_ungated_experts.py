@@ -189,6 +189,7 @@ def test_nemotron_computes_what_that_of_transformers_computes(changes: dict[str,
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("whole_weights")
 @pytest.mark.parametrize("activation", ["gelu", "relu2"])
 def test_a_gate_may_have_another_activation(activation: str, tmp_path: Path) -> None:
     model = of_config(small("olmoe", tmp_path, hidden_act=activation, head_dim=8))
