@@ -2,7 +2,8 @@
 
     --graph-cache FOLDER     else PLAN_GRAPH_CACHE     else $XDG_CACHE_HOME/parallel-planner/graphs
 
-Without XDG_CACHE_HOME it is in ~/.cache; `none` as the folder turns the cache off. (https://specifications.freedesktop.org/basedir-spec/latest/)
+Without XDG_CACHE_HOME it is in ~/.cache, and without a home folder graphs are not kept; `none` as the folder turns
+the cache off. (https://specifications.freedesktop.org/basedir-spec/latest/)
 """
 
 import os
@@ -32,7 +33,11 @@ def cache_folder(given: str | None) -> Path | None:
     if said:
         return folder_of("--graph-cache" if given else VARIABLE, said)
     above = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    above = above if above.is_absolute() else Path("~/.cache").expanduser()
+    if not above.is_absolute():
+        try:
+            above = Path("~/.cache").expanduser()
+        except RuntimeError:  # no HOME, and a user without an entry in the list of users, as in some containers
+            return None
     return above / _PROJECT / "graphs"
 
 
@@ -43,7 +48,10 @@ def rule_folder(options: "Options") -> Path | None:
 
 def folder_of(option: str, text: str) -> Path:
     """The folder that an option names, which need not exist. Raises RequestError if it is something else."""
-    folder = Path(text).expanduser()
+    try:
+        folder = Path(text).expanduser()
+    except RuntimeError as error:
+        raise RequestError(f"{option} {text}: this home folder is not known; give the whole path") from error
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{option} {text}: is not a folder; name a folder, or one that does not exist yet")
     return folder

@@ -144,9 +144,12 @@ def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1, known: Communic
     wanted = mesh.size * stages
     if processes != wanted:
         shape = "x".join(map(str, mesh.sizes)) or "1"
+        alone = not dist.is_initialized() and launched_by(os.environ) is None
+        unknown = " (by torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set in each)" if alone else ""
         raise RequestError(
             f"the plan is for {wanted} devices ({f'{stages} stages, ' if stages > 1 else ''}mesh {shape}), and"
-            f" {processes} process{' runs' if processes == 1 else 'es run'}; start {wanted}, or plan for {processes}"
+            f" {processes} process{' runs' if processes == 1 else 'es run'}; start {wanted}{unknown}, or plan for"
+            f" {processes}"
         )
     known = known or Communicators()
     groups = tuple(known.of(_lines(mesh, axis, stages)) if size > 1 else None for axis, size in enumerate(mesh.sizes))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import SupportsFloat
 
 from planner.errors import RequestError
 from runtime.optimizers.optimizers import OptimizerSettings
@@ -23,7 +24,10 @@ class RunningOptimizer:
 
     def rate(self, number: int) -> float:
         """The learning rate of the step after `number` steps. Raises RequestError where it is not a valid number."""
-        rate = self.learning_rate(number) if callable(self.learning_rate) else self.learning_rate
+        given: object = self.learning_rate(number) if callable(self.learning_rate) else self.learning_rate
+        rate = float(given) if isinstance(given, SupportsFloat) else math.nan
         if not (math.isfinite(rate) and rate >= 0):
-            raise RequestError(f"the learning rate of step {number + 1} is {rate}; it must be a number of 0 or more")
-        return float(rate)
+            raise RequestError(
+                f"the learning rate of step {number + 1} is {given!r:.40}; it must be a number of 0 or more"
+            )
+        return rate

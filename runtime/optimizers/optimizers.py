@@ -4,6 +4,8 @@ All of them compute updates in float32. A 16-bit weight without a float32 master
 moments that a plan keeps in bfloat16, are widened for the update and rounded back (`runtime.optimizers.narrow`).
 """
 
+import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -35,6 +37,18 @@ class OptimizerSettings:
     undecayed: frozenset[str] = frozenset()
     fused: bool | None = None
 
+    def __post_init__(self) -> None:
+        amounts = {
+            "learning_rate": self.learning_rate, "epsilon": self.epsilon, "weight_decay": self.weight_decay,
+            "momentum": self.momentum, "muon_momentum": self.muon_momentum,
+        }  # fmt: skip
+        for name, value in amounts.items():
+            if not _is_amount(value):
+                raise RequestError(f"OptimizerSettings: {name}={value!r:.40}; give a number of 0 or more{_later(name)}")
+        betas: object = self.betas
+        if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(_is_amount(b) and b < 1 for b in betas):
+            raise RequestError(f"OptimizerSettings: betas={betas!r:.40}; give two numbers of 0 or more, below 1")
+
     def of_parameters(self, names: Iterable[Sequence[str]]) -> "OptimizerSettings":
         """The same settings, with `undecayed` translated to the first of each parameter's names. Raises RequestError
         for a name that no parameter has."""
@@ -43,6 +57,16 @@ class OptimizerSettings:
             if name not in first:
                 raise RequestError(f"OptimizerSettings.undecayed: {unknown_name('parameter', name, first)}")
         return replace(self, undecayed=frozenset(first[name] for name in self.undecayed))
+
+
+def _is_amount(value: object) -> bool:
+    """Whether a value is a finite number of 0 or more."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and 0 <= float(value) < math.inf
+
+
+def _later(name: str) -> str:
+    schedules = "; a schedule is set later: step.optimizer.learning_rate = function"
+    return schedules if name == "learning_rate" else ""
 
 
 class Optimizer(Protocol):

@@ -205,13 +205,20 @@ def _check_constant(place: str, leaf: Any, known: Any) -> None:
     tensor = isinstance(leaf, torch.Tensor)
     if tensor != isinstance(known, torch.Tensor):
         raise RequestError(
-            f"{_place(place)} is {'a tensor' if tensor else repr(leaf)}, and was"
-            f" {repr(known) if tensor else 'a tensor'} when the model was traced"
+            f"{_place(place)} is {'a tensor' if tensor else _short(leaf)}, and was"
+            f" {_short(known) if tensor else 'a tensor'} when the model was traced"
         )
     if not tensor and leaf != known:
         raise RequestError(
-            f"{_place(place)} is {leaf!r}, and was {known!r} when the model was traced, which a plan keeps; plan again"
+            f"{_place(place)} is {_short(leaf)}, and was {_short(known)} when the model was traced, which a plan keeps;"
+            " plan again"
         )
+
+
+def _short(value: object) -> str:
+    """A value as it was written, where that is short; an array, by its type."""
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else f"a value of type {type(value).__name__}"
 
 
 def _place(path: str) -> str:

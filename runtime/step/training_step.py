@@ -115,8 +115,9 @@ class TrainingStep:
 
     def _trained(self, inputs: Inputs) -> float:
         """Train on one global batch, and roll back if `guard` wants that."""
+        rate = self.optimizer.rate(self.steps)  # an error here aborts nothing
         with self._whole():
-            self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
+            self.loss = self.rank(inputs, rate)
         if self.trouble is not None and self.trouble.action == "rollback":
             assert self._rollback is not None, "parallelize has asked for it"
             self._rollback(self)
@@ -366,6 +367,21 @@ def _leave() -> None:
     gc.collect()
 
 
+def _check_kinds(model: object, plan: object, optimizer: object) -> None:
+    """Raise RequestError for arguments of `parallelize` of a type that is not theirs."""
+    if not isinstance(model, nn.Module):
+        hint = "; call the function that builds it" if callable(model) else ""
+        raise RequestError(f"model is of type {type(model).__name__}: give an nn.Module{hint}")
+    if not isinstance(plan, Plan | str | os.PathLike):
+        hint = "; of a result of planner.search that is result.plan" if hasattr(plan, "plan") else ""
+        raise RequestError(f"plan is of type {type(plan).__name__}: give a Plan, or the path of a plan file{hint}")
+    if optimizer is not None and not isinstance(optimizer, OptimizerSettings):
+        raise RequestError(
+            f"optimizer is of type {type(optimizer).__name__}: give runtime.OptimizerSettings(learning_rate=...); which"
+            " optimizer updates the weights is a decision of the plan (plan --optimizer)"
+        )
+
+
 def parallelize(
     model: nn.Module,
     plan: Plan | str | os.PathLike[str],
@@ -405,6 +421,7 @@ def parallelize(
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, or where
     `torch.compile` is requested and does not work, and with an example all that `TrainingStep.prepare` raises.
     """
+    _check_kinds(model, plan, optimizer)
     if compiled and not lowered:
         raise RequestError("compiled=True: the general executor runs operators one by one; leave out lowered=False")
     loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))

@@ -33,14 +33,17 @@ def discover(
     """
     missing = [op for op in graph.operators if op.op not in RULES and op.rule is None]
     found: dict[str, WrittenRule] = {}
+    said: set[str] = set()
     for op in missing:
         call = typed_call(graph, op)
         text = call_text(call)  # calls with 2 and with 2.0 are equal; the operators of both find their rule by its text
         if text not in found:
             with interrupting(f"finding the rule of {op.op}"):
                 found[text] = _rule(call, op, cache, on_note)
-            if found[text].reason:
-                on_note(f"{op.op}, called in {op.place}, is not split: {found[text].reason}")
+            note = f"{op.op}, called in {op.place}, is not split: {found[text].reason}"
+            if found[text].reason and note not in said:  # one line of code may make several calls
+                said.add(note)
+                on_note(note)
     if not missing:
         return graph
     return _carrying(graph, found)

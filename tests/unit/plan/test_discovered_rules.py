@@ -46,6 +46,22 @@ def plan() -> Plan:
     return planner.search(Gated(), "cpu", args=(X,), devices=2, global_batch=8, precision="fp32").plan
 
 
+def test_a_line_with_two_calls_that_are_not_split_is_named_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.linear(x)
+            return torch.add(torch.trace(x), torch.trace(x[:, :8]))
+
+    notes: list[str] = []
+    discover(trace(Twice(), (X,)), on_note=notes.append)
+    (note,) = notes
+    assert "aten.trace.default" in note
+
+
 def test_calls_with_2_and_with_2_0_both_carry_a_rule() -> None:
     class Norms(nn.Module):
         def __init__(self) -> None:

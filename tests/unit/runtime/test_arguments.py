@@ -3,6 +3,7 @@
 from collections import UserDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,8 +94,9 @@ def test_what_is_wrong_with_the_parts_of_one_argument_is_said(batch: Any, facts:
         ({"x": A, "extra": {"a": [B], "b": C}, "scale": 2.0}, "['scale'] is 2.0, and was 0.5"),
         ({"x": A, "extra": {"b": B, "a": [C]}, "scale": 2.0}, "['scale'] is 2.0, and was 0.5"),
         ({"z": A}, "does not fit Nested.forward"),
+        ({"x": np.zeros((8, 40))}, "['x'] is a value of type ndarray, and was a tensor"),
     ],
-    ids=["missing", "more", "number", "constant", "constant in order", "unknown"],
+    ids=["missing", "more", "number", "constant", "constant in order", "unknown", "array"],
 )
 def test_another_structure_is_refused(kwargs: dict[str, Any], words: str) -> None:
     forward, planned = forward_of(Nested()), {"x": A, "extra": {"b": B, "a": [C]}, "scale": 0.5}

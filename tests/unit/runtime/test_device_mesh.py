@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from planner.errors import RequestError
-from runtime.comm.device_mesh import current_device, join_processes
+from planner.sharding.mesh import Mesh, MeshAxis
+from runtime.comm.device_mesh import current_device, join_processes, rank_mesh
 from runtime.launchers.own import environment_of
 from runtime.offload.copy_streams import here
 from tests.refusals import refused
@@ -32,6 +33,13 @@ def test_the_only_device_that_slurm_shows_a_process_is_its_own(monkeypatch: pyte
     monkeypatch.setattr(os, "environ", environment_of(2, 4, "store", 29500))  # `plan run` shows all to each process
     with refused(RequestError, "process 2", 1, "cuda"):
         current_device(2)
+
+
+def test_one_process_that_nobody_launched_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    two = Mesh(axes=(MeshAxis(name="axis0", size=2, stride=1, bandwidth=1e9),))
+    with refused(RequestError, 2, 1, "torchrun", "RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        rank_mesh(two, torch.device("cpu"))
 
 
 def test_processes_share_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """What torch's optimizers are given to go on from a checkpoint."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
 
+from planner.errors import RequestError
 from runtime.optimizers import narrow
 from runtime.optimizers.muon import whole
 from runtime.optimizers.optimizers import (
@@ -15,8 +17,20 @@ from runtime.optimizers.optimizers import (
     moments_of,
     start_moments,
 )
+from tests.refusals import refused
 
 ELSEWHERE = torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"learning_rate": "1e-3"}, {"learning_rate": lambda number: 0.1}, {"weight_decay": -0.1},
+     {"epsilon": float("inf")}, {"betas": (0.9, 1.0)}, {"betas": 0.9}, {"momentum": None}],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_are_no_numbers_are_refused(given: dict[str, Any]) -> None:
+    with refused(RequestError, "OptimizerSettings", *given):
+        OptimizerSettings(**given)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

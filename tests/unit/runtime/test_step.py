@@ -185,6 +185,27 @@ def test_the_learning_rate_may_change_between_steps() -> None:
         weights(-1.0)
 
 
+@pytest.mark.parametrize("rate", ["fast", None, -1.0, float("nan"), lambda number: "0.1"], ids=repr)
+def test_a_rate_that_is_no_number_stops_before_the_step(rate: Any) -> None:
+    step = runtime.parallelize(build(), plan(), device=CPU)
+    step.optimizer.learning_rate = rate
+    with refused(RequestError, "step 1", 0):
+        step(*batch())
+    step.optimizer.learning_rate = torch.tensor(0.1)  # nothing was aborted
+    assert step(*batch()) > 0
+
+
+def test_arguments_of_another_type_are_refused() -> None:
+    wrong: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
+        ({"model": build}, ("function", "nn.Module")),
+        ({"plan": {}}, ("dict", "plan file")),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, ("SGD", "runtime.OptimizerSettings", "--optimizer")),
+    )
+    for given, facts in wrong:
+        with refused(RequestError, *facts):
+            runtime.parallelize(**({"model": build(), "plan": plan(), "device": CPU} | given))
+
+
 def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
     save_plan(plan(), tmp_path / "plan.json")
     step = runtime.parallelize(build(), tmp_path / "plan.json", example=batch(6), device=CPU)
