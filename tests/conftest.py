@@ -11,6 +11,7 @@ nothing under pytest 9.2 (pytest-xdist #1386).
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 
@@ -24,6 +25,10 @@ from tests.traced_once import traced_once
 
 # Test runs make many objects that live long; looking through all of them again and again takes 7% of the time.
 gc.set_threshold(100_000, 50, 1000)
+
+# Compiled tests are kept, also where Python is told not to: every process would rewrite their assertions for seven
+# seconds. The Makefile says so to Python itself, for the processes that tests start, too.
+sys.dont_write_bytecode = False
 
 # Traced graphs of earlier runs are not what is tested; who tests them says where they are.
 os.environ["PLAN_GRAPH_CACHE"] = "none"

@@ -250,7 +250,7 @@ def reasons(key: str) -> list[str]:
     return [why for why, patterns in DIFFERENCES.items() if any(fnmatch.fnmatchcase(key, p) for p in patterns)]
 
 
-@pytest.mark.cases(40, 187)
+@pytest.mark.cases(30, 197)
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_dtensor_propagates_the_same_layouts(example: Example, devices: DeviceMesh) -> None:

@@ -367,7 +367,7 @@ def test_every_row_has_an_example() -> None:
     assert len({str(example) for example in EXAMPLES}) == len(EXAMPLES)
 
 
-@pytest.mark.cases(45, 149)
+@pytest.mark.cases(32, 162)
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_results_and_gradients_recombine(example: Example) -> None:

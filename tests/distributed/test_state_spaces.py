@@ -27,6 +27,7 @@ def test_gradients_are_those_of_transformers(family: str, pair) -> None:
         assert max(errors) < 1e-5, dict(zip(("tensor", "zero3", "context", "stages", "random"), errors, strict=True))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("family", "ends"),
     [

@@ -103,6 +103,7 @@ def numbers_of(value: object, at: str = "") -> dict[str, object]:
     return {place: item for one in found for place, item in one.items()}
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", profile_names())
 def test_every_number_of_a_profile_is_written(name: str) -> None:
     profile = load_profile(name)

@@ -101,6 +101,7 @@ class _Classifier(torch.nn.Module):
         return cast(torch.Tensor, self.layer(images)).square().mean()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("model", "samples"),
     [("gpt-tiny", 4), ("vit-tiny", 32), ("resnet-tiny+width=32", 32), ("dlrm-tiny", 2048), ("wide-deep-tiny", 2048)],

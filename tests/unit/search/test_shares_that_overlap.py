@@ -18,6 +18,7 @@ from tests.unit.search.cases import cluster_of, request_of
 ALL = 1 + 1e-9
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stack", ["fsdp", "nemo", "internevo"])
 def test_no_step_of_one_stage_is_shorter_than_its_sum(stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all plans of all meshes and micro-batches."""
