@@ -185,7 +185,9 @@ def test_the_learning_rate_may_change_between_steps() -> None:
         weights(-1.0)
 
 
-@pytest.mark.parametrize("rate", ["fast", None, -1.0, float("nan"), lambda number: "0.1"], ids=repr)
+@pytest.mark.parametrize(
+    "rate", ["fast", None, -1.0, float("nan"), pytest.param(lambda number: "0.1", id="function")], ids=repr
+)
 def test_a_rate_that_is_no_number_stops_before_the_step(rate: Any) -> None:
     step = runtime.parallelize(build(), plan(), device=CPU)
     step.optimizer.learning_rate = rate
