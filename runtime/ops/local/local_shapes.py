@@ -14,8 +14,24 @@ def identity(shard: Shard, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_start(shard: Shard, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, which requires a gradient from here on."""
-    return tensor.detach().requires_grad_(torch.is_grad_enabled())
+    """The tensor, which requires a gradient from here on. It is no leaf of autograd: a leaf, and the gradient that is
+    left with it, would live as long as the graph."""
+    if not torch.is_grad_enabled():
+        return tensor.detach()
+    found: torch.Tensor = _Start.apply(tensor, torch.empty(0, device=tensor.device, requires_grad=True))  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Start(torch.autograd.Function):
+    """A view of a tensor without a gradient; nobody reads the one that arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        return None, None
 
 
 def update(shard: Shard, contents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -1,9 +1,10 @@
 """Local forms, run for every rank of a mesh in one process: the pieces recombine to what the whole operator gives."""
 
 import itertools
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from runtime.comm.device_mesh import Communicators, RankMesh
 from runtime.comm.redistribute import local_piece
 from runtime.ops.local.local_channels import functional_batch_norm
 from runtime.ops.local.local_ops import local_call
+from runtime.ops.local.local_shapes import gradient_start
+from runtime.ops.shard import Shard
 from tests.refusals import refused
 
 MESH = Mesh(
@@ -225,3 +228,19 @@ def test_running_statistics_of_halves_are_wide_as_the_graph_has_them(training: b
     shard: Any = SimpleNamespace(axes=lambda factor: (), bound=SimpleNamespace(operator=SimpleNamespace(op=op)))
     made = functional_batch_norm(shard, x, ones, ones, ones, ones, training, 0.1, 1e-5)
     assert [tensor.dtype for tensor in made[3:]] == [tensor.dtype for tensor in promised[3:]] == [torch.float32] * 2
+
+
+def test_where_gradients_start_autograd_holds_nothing() -> None:
+    """Neither what they start at nor the gradient that arrives there, for as long as the graph lives."""
+    weight = torch.ones(4, requires_grad=True)
+    start = gradient_start(cast(Shard, None), torch.arange(4.0))
+    assert start.requires_grad
+    assert not start.is_leaf
+    alive = weakref.ref(start.untyped_storage())
+    total = (start + weight).sum()
+    del start
+    assert alive() is None
+    total.backward()
+    assert torch.equal(torch.ones(4), cast(torch.Tensor, weight.grad))
+    with torch.no_grad():
+        assert not gradient_start(cast(Shard, None), torch.arange(4.0)).requires_grad
