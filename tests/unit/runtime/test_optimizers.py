@@ -24,8 +24,8 @@ ELSEWHERE = torch.device("meta")
 
 @pytest.mark.parametrize(
     "given",
-    [{"learning_rate": "1e-3"}, {"learning_rate": lambda number: 0.1}, {"weight_decay": -0.1},
-     {"epsilon": float("inf")}, {"betas": (0.9, 1.0)}, {"betas": 0.9}, {"momentum": None}],
+    [{"learning_rate": "1e-3"}, pytest.param({"learning_rate": lambda number: 0.1}, id="{'learning_rate': function}"),
+     {"weight_decay": -0.1}, {"epsilon": float("inf")}, {"betas": (0.9, 1.0)}, {"betas": 0.9}, {"momentum": None}],
     ids=str,
 )  # fmt: skip
 def test_settings_that_are_no_numbers_are_refused(given: dict[str, Any]) -> None:
