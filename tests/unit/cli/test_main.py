@@ -362,7 +362,9 @@ def test_nothing_fits() -> None:
     )
     assert re.search(r"[\d.]+ GiB more than the 3\.\d GiB that a margin of [\d.]+% leaves of 4\.0 GiB", message)
     assert re.search(
-        r"It would fit with: .*\d+ devices \(--devices \d+; [\d.]+ m?s a step, [\d.,]+ samples/s per device\)", message
+        r"It would fit with: .*\d+ devices and as many samples \(--devices (\d+) --global-batch \1; [\d.]+ m?s a step,"
+        r" [\d.,]+ samples/s per device\)",
+        message,
     )
     assert not Path("plan.json").exists()
     error = json.loads(outcome.out)["error"]
