@@ -91,12 +91,19 @@ class Cluster:
             below = devices // node * node
             raise TopologyError(
                 f"{devices} devices do not fill whole nodes of {node} devices (cluster {self.name}); the nearest "
-                f"legal numbers are {below} and {below + node}"
+                f"legal numbers are {below} and {below + node}{self._other_nodes(devices)}"
             )
         capacity = capacity_of(self.levels)
         if capacity is not None and devices > capacity:
             raise TopologyError(f"cluster {self.name} holds at most {capacity} devices, got {devices}")
         return replace(self, devices=devices)
+
+    def _other_nodes(self, devices: int) -> str:
+        """How to ask for the largest nodes that so many devices fill; empty where only nodes of one device are."""
+        size = max(size for size in range(1, self.levels[0].fan_out or 1) if devices % size == 0)
+        outer = (one.name if one.fan_out is None else f"{one.name}={one.fan_out}" for one in self.levels[1:])
+        levels = ",".join([f"{self.levels[0].name}={size}", *outer])
+        return f"; nodes of another size are asked for as in plan --cluster {levels}" if size > 1 else ""
 
     def with_software(self, software: Software) -> "Cluster":
         """The same machines with other software."""

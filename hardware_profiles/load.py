@@ -51,6 +51,11 @@ def load_profile(name_or_path: str | Path) -> Cluster:
         except ForeignTextError as error:
             raise InvalidProfileError(f"{name}: {error}; give a TOML file, or one of the profiles by its id") from error
         return parse_profile(content, name)
+    if path.is_file():
+        raise UnknownProfileError(
+            f"{name} is no hardware profile: a profile is a TOML file whose name ends in {_SUFFIX}, as plan calibrate"
+            " and plan fit write it, or one of those that plan profiles lists"
+        )
     begun = [known for known in profile_names() if known.startswith(name.lower())] if name else []
     hint = suggestion(name, profile_names(), begun[:4])
     raise UnknownProfileError(f"no hardware profile {name!r}; {hint} (a path must end in {_SUFFIX})")

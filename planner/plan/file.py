@@ -228,6 +228,8 @@ def parse_plan(text: str) -> Plan:
     try:
         content = parse_json(text)
     except ForeignTextError as error:
+        if text.strip() and not text.lstrip().startswith(("{", "[")):  # no damaged plan, but another file
+            raise PlanFileError(f"not a plan file: it is not JSON; {_A_PLAN}") from error
         raise PlanFileError(
             f"{error}: the file is truncated or was edited wrongly; undo the edit or plan again"
         ) from error

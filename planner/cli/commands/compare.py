@@ -139,6 +139,7 @@ def compare(
         if money or any(one is not None for one in (seq_len, global_batch, per_replica)):
             raise RequestError(
                 f"{plan_file}: with a plan file give only a measurement; --model searches plans, without a file"
+                f"{', and --csv prints them: plan compare ... --csv > FILE' if as_csv else ''}"
             )
         compare_measured(
             plan_file, record=measured, log=log, engine=engine, trace=trace, clock=clock_of(clock),

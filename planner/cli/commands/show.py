@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from costmodels import CostModelError
-from hardware_profiles import HardwareProfileError
+from hardware_profiles import HardwareProfileError, InvalidProfileError
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import plan_content, rank_content, write_json
 from planner.cli.printing import console_of
@@ -54,6 +54,8 @@ def naming(plan_file: Path) -> Iterator[None]:
         yield
     except PlannerError as error:
         raise type(error)(f"{plan_file}: {error}") from error
+    except InvalidProfileError:  # names the file of the profile, which is at fault
+        raise
     except (HardwareProfileError, CostModelError) as error:
         raise PlanFileError(f"{plan_file}: {error}") from error
 

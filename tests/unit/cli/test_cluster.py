@@ -9,6 +9,7 @@ import pytest
 from hardware_profiles import compose
 from planner import search
 from planner.plan.file import load_plan
+from tests.refusals import says
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -67,6 +68,12 @@ def test_plans_for_plain_profiles_say_nothing_of_levels(plan: Any, here: Path) -
 def test_the_search_takes_what_was_composed() -> None:
     found = search("llama-tiny", compose("h100-80gb", LEVELS), devices=8, seq_len=64)
     assert found.plan.cluster.composition == WRITTEN
+
+
+def test_nodes_of_another_size_are_said_to_be_possible(plan: Any) -> None:
+    refusal = plan.refused("--model", "llama-tiny", "--hardware", "h100-80gb", "--devices", "12")
+    says(refusal, 12, 8, 16, "--cluster", "node=6,cluster")
+    assert "--cluster" not in plan.refused("--model", "llama-tiny", "--hardware", "h100-80gb", "--devices", "13")
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,10 @@ def test_unknown_name_suggests_the_nearest() -> None:
         load_profile("zzz")
 
 
-def test_missing_file() -> None:
+def test_missing_file(tmp_path: Path) -> None:
+    (other := tmp_path / "tiny.run.json").write_text("{}")
+    with refused(UnknownProfileError, other, ".toml"):
+        load_profile(other)
     with refused(UnknownProfileError, "nowhere/mine.toml"):
         load_profile("nowhere/mine.toml")
 

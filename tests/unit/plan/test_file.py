@@ -138,6 +138,7 @@ def test_what_cannot_be_read_is_named(case: str) -> None:
     [
         ("", ("it is empty", "truncated")),
         ("[]", ("no schema_version",)),
+        ('# cpu, corrected\n\nid = "mine"\n', ("not a plan file", "not JSON", "plan --model")),
         ("3", ("no schema_version",)),
         ("null", ("no schema_version",)),
         ("{}", ("no schema_version",)),
