@@ -27,7 +27,8 @@ from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Key, Share
 from planner.strategy_search.solvers.elimination.order import EXACT, schedule
 from planner.strategy_search.tables.cost_table import EdgeTable, ParameterTable, UseTable
-from planner.strategy_search.tables.under_products import Later, products_of
+from planner.strategy_search.tables.products import products_of
+from planner.strategy_search.tables.under_products import Later
 
 if TYPE_CHECKING:
     from planner.strategy_search.decomposition.cutting import Cutter

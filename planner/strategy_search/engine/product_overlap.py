@@ -34,7 +34,7 @@ from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.strategy_search.engine.scheduling import WORTH, all_fit
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
-from planner.strategy_search.tables.under_products import CHUNKS
+from planner.strategy_search.tables.products import CHUNKS
 
 Chunked = tuple[str, int, int, int]
 Chosen = tuple[Chunked, ...]

@@ -21,7 +21,8 @@ from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.request.template import Key, Template, ValueEdge
 from planner.strategy_search.tables.candidates import Candidates
 from planner.strategy_search.tables.launches import Shares
-from planner.strategy_search.tables.under_products import Later, products_of
+from planner.strategy_search.tables.products import products_of
+from planner.strategy_search.tables.under_products import Later
 
 Array = NDArray[np.float64]
 

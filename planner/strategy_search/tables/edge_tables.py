@@ -17,7 +17,8 @@ from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import Candidates, LayoutColumn
 from planner.strategy_search.tables.cost_table import EdgeTable, OperatorTable
 from planner.strategy_search.tables.operator_tables import kept_in_pieces
-from planner.strategy_search.tables.under_products import Confined, UnderProducts, place_of, takes_result
+from planner.strategy_search.tables.products import place_of, takes_result
+from planner.strategy_search.tables.under_products import Confined, UnderProducts
 
 Array = NDArray[np.float64]
 

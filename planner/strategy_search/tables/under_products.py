@@ -26,38 +26,35 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import arriving_time, leaving_time, operator_time
 from hardware_profiles import Cluster
-from planner.graph.blocks import IDENTITY
-from planner.graph.fp8 import without_fp8
-from planner.graph.operator_graph import Operator, TensorType
-from planner.plan.layout.overlapped_products import BACK, THERE, Kind, is_product
-from planner.pricing import OperatorPrices, RedistributionPricer, price_operator
+from planner.graph.operator_graph import TensorType
+from planner.plan.layout.overlapped_products import BACK, THERE, Kind
+from planner.pricing import RedistributionPricer
 from planner.pricing.redistribution_price import SingleSteps
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Rule, Strategy, pieces_of
-from planner.sharding.rules import rule_of
 from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import Candidates, DuplexColumn, LayoutColumn
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.intp]
+from planner.strategy_search.tables.products import (
+    CHUNKS,
+    WHOLE,
+    Array,
+    Indices,
+    ProductPrices,
+    Products,
+    place_of,
+    products_of,
+    takes_result,
+)
 
 _Moves: TypeAlias = tuple[tuple[str, int, float], ...]
 """Steps of redistributions: kind, axis and bytes."""
-
-_Told: TypeAlias = tuple[int, tuple[bool, ...], int]
-"""A key for the price of a product: the identities of its rule and of its candidates, and which operands have
-gradients."""
-
-CHUNKS = (1, 2, 4, 8)
-"""The numbers of chunks that are tried."""
 
 _TOGETHER = 64
 """The largest number of joint candidates of the products of one operand for which all are examined."""
@@ -69,45 +66,12 @@ _APART, _REST, _ONE_WAY = 3, 8, 16
 """How many of the largest products of an identity are told apart; `Candidates.under` if only others read its layout;
 and what is added to it if something is sent backward only."""
 
-_WHOLE = 5
-"""The number of rows of `_Products` that describe whole products."""
-
 _NOTHING = -1
 """No step: nothing is sent."""
 
 _FORBIDDEN = 10.0
 """How many times the seconds that an identity saves under a product it takes, if the product reads another layout: more
 than it saves in all passes, so an identity that saves nothing is better."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Products:
-    """The prices of some products under N candidates, in rows (`_WHOLE` + 2 chunks, N): seconds forward, backward, and
-    of the weight gradients; bytes read and bytes made; then for each of `CHUNKS` the seconds of a chunk forward; then
-    those of a chunk of the gradient of the rows."""
-
-    rows: Array
-
-    @classmethod
-    def of(cls, prices: OperatorPrices, weights: Array, pieces: Sequence[Array], gradients: Sequence[Array]) -> Self:
-        """Products from their prices: whole ones, those of the gradients of `weights`, and those of chunks."""
-        whole = (prices.forward, prices.backward, weights, prices.operands[0], prices.results[0])
-        return cls(np.stack([*whole, *pieces, *gradients]))
-
-    def taken(self, at: Indices, *, or_none: bool = False) -> "_Products":
-        """A subset of the candidates; with `or_none` followed by a candidate without a product."""
-        found = np.zeros((len(self.rows), len(at) + or_none))
-        found[:, : len(at)] = self.rows[:, at]
-        return _Products(found)
-
-    @classmethod
-    def joined(cls, several: "Sequence[_Products]") -> "_Products":
-        """The candidates of several, one after the other."""
-        return cls(np.concatenate([one.rows for one in several], axis=1))
-
-    def beside(self, other: "_Products") -> "_Products":
-        """These products followed by others: every pair of candidates."""
-        return _Products((self.rows[:, :, None] + other.rows[:, None, :]).reshape(len(self.rows), -1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,7 +151,7 @@ class _Beside:
     candidates are listed, and whether they may read another layout.
     """
 
-    products: _Products | None
+    products: Products | None
     groups: Indices | None = None
     number: int = 0
     among: tuple[int, ...] = ()
@@ -204,15 +168,18 @@ class UnderProducts:
     mesh: Mesh
     cluster: Cluster
     pricer: RedistributionPricer
-    _known: dict[_Told, tuple[Rule, Candidates, _Products]] = field(default_factory=dict)
     _saved: dict[object, tuple[object, Saved | None]] = field(default_factory=dict)
     _taken: dict[tuple[_Moves, int], Array] = field(default_factory=dict)
     _apart: dict[tuple[int, bytes, bytes], tuple[Candidates, Candidates]] = field(default_factory=dict)
     _confined: dict[tuple[int, int, int], tuple[object, Confined]] = field(default_factory=dict)
+    _prices: ProductPrices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prices = ProductPrices(mesh=self.mesh, cluster=self.cluster)
 
     def clear(self) -> None:
         """Forget the products of a template, and the savings of its edges."""
-        self._known.clear()
+        self._prices.clear()
         self._saved.clear()
         self._taken.clear()
         self._confined.clear()
@@ -285,7 +252,7 @@ class UnderProducts:
         products = (edge.producer,) if kind == "result" else products_of(template, edge)
         if not products:
             return None
-        told = tuple(self._told(template, at, lists[at]) for at in products)
+        told = tuple(self._prices.key(template, at, lists[at]) for at in products)
         alone, reader, tensor = products == (edge.consumer,), lists[edge.consumer], graph.types[edge.name]
         key = (kind, alone, edge.operand, tensor, edge.name in graph.differentiable, id(made), id(reader), told)
         if key not in self._saved:
@@ -371,13 +338,13 @@ class UnderProducts:
     def _beside(
         self, template: Template, edge: ValueEdge, kind: Kind, products: Sequence[int], lists: Sequence[Candidates]
     ) -> _Beside:
-        own = [self._of(template, at, lists[at]) for at in products]
+        own = [self._prices.of(template, at, lists[at]) for at in products]
         if kind == "result" or products == (edge.consumer,):
             return _Beside(products=own[0])
         shared = lists[edge.consumer]
         pairs, groups = _layouts_of(shared)
         reads = tuple([_reading(lists[at], shared.results[0], pairs) for at in products])
-        together, any_of, starts, length = list[tuple[int, _Products]](), list[int](), list[int](), 0
+        together, any_of, starts, length = list[tuple[int, Products]](), list[int](), list[int](), 0
         sides = list[tuple[tuple[int, Indices, bool], ...]]()
         for number, under in enumerate(pairs[2].tolist()):
             every = [(one, there[number].nonzero()[0]) for one, there in zip(own, reads, strict=True)]
@@ -390,13 +357,13 @@ class UnderProducts:
                 any_of.append(number)
             elif combinations:  # choices for the products that read it, or for some of them
                 every_one = (one.taken(choices, or_none=free) for _, one, choices, free in fitting)
-                *_, some = accumulate(every_one, _Products.beside)
+                *_, some = accumulate(every_one, Products.beside)
                 together.append((number, some.taken(np.arange(combinations))))
                 sides.append(tuple([(at, choices, free) for at, _, choices, free in fitting if needed]))
                 starts.append(length)
                 length += combinations
         return _Beside(
-            products=_Products.joined([some for _, some in together]) if together else None,
+            products=Products.joined([some for _, some in together]) if together else None,
             groups=groups,
             number=pairs.shape[1],
             among=tuple(number for number, _ in together),
@@ -424,8 +391,8 @@ class UnderProducts:
         None without products."""
         if beside.products is None:
             return None
-        forward, backward, weights, read, made = beside.products.rows[:_WHOLE]
-        pieces, gradients = np.split(beside.products.rows[_WHOLE:], 2)
+        forward, backward, weights, read, made = beside.products.rows[:WHOLE]
+        pieces, gradients = np.split(beside.products.rows[WHOLE:], 2)
         saved, (rows, moves) = np.zeros((len(way.moves) + 1, len(forward))), _chunked(way)
         moved = made if kind == "operand" else read
         copied = np.asarray(
@@ -444,7 +411,7 @@ class UnderProducts:
         products."""
         if beside.products is None:
             return None
-        gradients = beside.products.rows[_WHOLE + len(CHUNKS)]
+        gradients = beside.products.rows[WHOLE + len(CHUNKS)]
         saved, (rows, moves) = np.zeros((len(way.moves) + 1, len(gradients))), _chunked(way)
         saved[rows] = np.minimum(self._sent(moves, 1), gradients)
         return saved
@@ -457,101 +424,11 @@ class UnderProducts:
             self._taken[key] = np.array(found).reshape(-1, 1) * self.cluster.device.overlapped
         return self._taken[key]
 
-    def _told(self, template: Template, at: int, candidates: Candidates) -> _Told:
-        """The key of a linear layer's price."""
-        graph = template.graph
-        op = graph.operators[at]
-        rule, graded = rule_of(graph, op), tuple(name in graph.differentiable for name in op.operands)
-        return id(rule), graded, id(candidates)
-
-    def _of(self, template: Template, at: int, candidates: Candidates) -> _Products:
-        """The prices of a linear layer under its candidates."""
-        graph = template.graph
-        op = graph.operators[at]
-        rule = rule_of(graph, op)
-        key = self._told(template, at, candidates)
-        if key not in self._known:
-            some, strategies = candidates.narrow, candidates.strategies
-            if some is None:
-                products = self._products(template, op, rule, strategies)
-            else:  # products in fp8 run without overlap
-                products = self._products(template, op, rule_of(graph, without_fp8(op)), strategies[some:])
-                products = _Products.joined([_Products(np.zeros((len(products.rows), some))), products])
-            self._known[key] = (rule, candidates, products)
-        return self._known[key][2]
-
-    def _products(self, template: Template, op: Operator, rule: Rule, strategies: Sequence[Strategy]) -> _Products:
-        """The prices of a linear layer under some strategies of a rule."""
-        graph = template.graph
-        graded = tuple(name in graph.differentiable for name in op.operands)
-        types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
-        rows, weights = (graded[0], *(False for _ in graded[1:])), (False, *graded[1:])
-
-        def priced(rule: Rule, strategies: Sequence[Strategy], graded: tuple[bool, ...]) -> OperatorPrices:
-            return price_operator(rule, strategies, *types, graded, self.mesh, self.cluster)
-
-        whole = priced(rule, strategies, graded)
-        alone = priced(rule, strategies, rows)
-        longest = _longest_rows(rule)
-        held = np.array([pieces_of(rule, one, self.mesh.sizes)[longest or 0] for one in strategies])
-        pieces, gradients = [whole.forward], [alone.backward]
-        for chunks in CHUNKS[1:]:
-            pieces.append(whole.forward / chunks)  # a chunk takes at least its share
-            gradients.append(alone.backward / chunks)
-            extent = 0 if longest is None else rule.factors[longest].extent // chunks
-            fitting = np.flatnonzero(held <= extent)
-            if longest is not None and fitting.size:
-                some = [strategies[at] for at in fitting.tolist()]
-                part = priced(_with_extent(rule, longest, extent), some, rows)
-                pieces[-1][fitting], gradients[-1][fitting] = part.forward, part.backward
-        return _Products.of(whole, priced(rule, strategies, weights).backward, pieces, gradients)
-
 
 def _chunked(way: _Way) -> tuple[list[int], _Moves]:
     """The numbers of the steps that are sent in chunks, and these steps."""
     rows = [row for row, (name, _, _) in enumerate(way.moves) if name in THERE["operand"] | THERE["result"]]
     return rows, tuple([way.moves[row] for row in rows])
-
-
-def _longest_rows(rule: Rule) -> int | None:
-    """The longest factor of the rows of a linear layer, along which chunks are cut; None if there is a single row."""
-    outer = [factors[0] for factors in rule.operands[0][:-1] if factors]
-    return max(outer, key=lambda at: rule.factors[at].extent, default=None)
-
-
-def _with_extent(rule: Rule, factor: int, extent: int) -> Rule:
-    factors = (replace(one, extent=extent) if at == factor else one for at, one in enumerate(rule.factors))
-    return replace(rule, factors=tuple(factors))
-
-
-def _is_product(template: Template, at: int) -> bool:
-    op, graph = template.graph.operators[at], template.graph
-    op = without_fp8(op) if at in template.either else op
-    return is_product(graph, op) and len(graph.types[op.operands[0]].shape) > 1
-
-
-def takes_result(template: Template, edge: ValueEdge) -> bool:
-    """Whether an edge takes the result of a product to its only reader."""
-    alone = len(template.leaving[edge.producer]) == 1
-    return alone and edge.kind in ("inside", "outside") and _is_product(template, edge.producer)
-
-
-def products_of(template: Template, edge: ValueEdge) -> tuple[int, ...]:
-    """The products that read the value of an edge: its consumer, or the readers of the identity that shares it, those
-    with large weights first."""
-    if edge.operand == 0 and _is_product(template, edge.consumer):
-        return (edge.consumer,)
-    if template.graph.operators[edge.consumer].op != IDENTITY:
-        return ()
-    readers = (one.consumer for one in template.leaving.get(edge.consumer, ()) if one.operand == 0)
-    found, graph = [at for at in dict.fromkeys(readers) if _is_product(template, at)], template.graph
-    return tuple(sorted(found, key=lambda at: -graph.types[graph.operators[at].operands[1]].nbytes))
-
-
-def place_of(template: Template, edge: ValueEdge) -> int:
-    """Which of the named results of its producer an edge carries."""
-    results = template.graph.operators[edge.producer].results
-    return [name for name in results if name is not None].index(edge.name)
 
 
 def _sends(legal: NDArray[np.bool_], ways: Sequence[_Way]) -> Indices:

@@ -21,7 +21,7 @@ from planner.strategy_search.engine.product_overlap import (
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
-from planner.strategy_search.tables.under_products import CHUNKS
+from planner.strategy_search.tables.products import CHUNKS
 from tests.refusals import refused
 from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
 

@@ -9,7 +9,8 @@ import pytest
 from planner.graph.blocks import IDENTITY
 from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.request.space import Pinned
-from planner.strategy_search.tables.under_products import UnderProducts, place_of, products_of
+from planner.strategy_search.tables.products import place_of, products_of
+from planner.strategy_search.tables.under_products import UnderProducts
 from tests.unit.search.cases import cluster_of, request_of
 
 WEIGHTS = ((1, 0), (0, 1), (1, 1), (2, 1))
