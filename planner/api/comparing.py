@@ -273,6 +273,8 @@ def capacity(
         raise RequestError(f"hardware = {hardware}: capacity looks at one profile; ask once for each of them")
     node = parts_of(machine_given(hardware))[0].devices_per_node or 8
     sizes = sorted({node * times * 2**k for times in (1, 3) for k in range(24) if node * times * 2**k <= most})
+    if not sizes:
+        raise RequestError(f"most = {most}: a node of {hardware} has {node} devices; give at least as many")
     looked: dict[int, Outcome] = {}
     low, high = -1, len(sizes)  # sizes[low] is too few, sizes[high] enough
     at = min(3, len(sizes) - 1)
@@ -284,6 +286,11 @@ def capacity(
         ).outcomes or (None,)  # fmt: skip
         if outcome is None:
             break
+        if outcome.plan is not None and outcome.step_tokens is None:
+            raise RequestError(
+                f"tokens = {tokens:g}: {outcome.case.model} has no sequences, whose tokens are counted; compare numbers"
+                " of devices (plan compare --model), whose steps are timed"
+            )
         looked[sizes[at]] = outcome
         low, high = (low, at) if _in_time(outcome, days) else (at, high)
         guess = at + 2 if outcome.days is None else _near(sizes, sizes[at] * outcome.days[0] / days)

@@ -3,7 +3,8 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -129,6 +130,24 @@ def test_numbers_that_no_training_has_are_refused(options: dict[str, float], fac
 def test_a_capacity_is_that_of_one_profile() -> None:
     with refused(RequestError, "h100,b200", "one profile"):
         planner.capacity("llama-tiny", "h100,b200", days=1, tokens=1e9)
+
+
+def test_a_capacity_that_no_number_of_devices_has_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images have no tokens; less than a node is never looked at."""
+    asked = list[int]()
+
+    def compare(model: Any, hardware: Any, *, devices: int, tokens: float, **_: Any) -> comparing.CaseComparison:
+        asked.append(devices)
+        plan = cast(Plan, SimpleNamespace(model=SimpleNamespace(sequence_length=None)))
+        case = Case(model="resnet-tiny", hardware="h", devices=devices)
+        return comparing.CaseComparison(outcomes=(Outcome(case=case, plan=plan, tokens=tokens),))
+
+    monkeypatch.setattr(comparing, "compare", compare)
+    with refused(RequestError, "tokens", "resnet-tiny", "no sequences"):
+        planner.capacity("resnet-tiny", "h100", days=1, tokens=1e9)
+    assert len(asked) == 1
+    with refused(RequestError, "most", 4, 8):
+        planner.capacity("llama-tiny", "h100", days=1, tokens=1e9, most=4)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What a redistribution takes: the steps of a scalar, which has no dim that a step could name, and what is held while
 steps are done, and while others go on."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.plan.prediction.memory.account import MemoryAccount, Piece, moved
@@ -69,3 +71,24 @@ def test_while_a_copy_is_under_way_what_was_given_away_is_gone(
     under_way, then = (sum(nbytes for nbytes, _ in turn.changes) for turn in account.recorded(work))
     kept = 0.0 if gives else 96.0
     assert (under_way, under_way + then) == (taken + kept, left + kept)
+
+
+@pytest.mark.parametrize(
+    ("step", "copied"),
+    [
+        (Step("all_gather", 0, 0), 256.0),  # what has arrived, in natural order
+        (Step("reduce_scatter", 0, 0), 128.0),  # what is sent, in the order of devices
+        (Step("all_to_all", 0, 0, 1), 128.0),
+        (Step("all_to_all", 0, 1, 0), 128.0),
+        (Step("slice", 0, 0), 64.0),  # which is no view
+    ],
+    ids=str,
+)
+def test_pieces_in_zigzag_order_are_copied(step: Step, copied: float) -> None:
+    peaks = []
+    for zigzag in ((), (0,)):
+        account = MemoryAccount(now={"value": 0.0})
+        piece = Piece(account.new(128.0, "value"), (4, 8))
+        moved(account, piece, [replace(step, zigzag=zigzag)], SQUARE, (0, 0), 4)
+        peaks.append(account.peak)
+    assert peaks[1] - peaks[0] == copied

@@ -208,10 +208,14 @@ def _step(
             account.pause(pause)
         return made
 
+    into = step.to_dim if step.kind == "all_to_all" else step.dim
+    if step.kind in ("reduce_scatter", "all_to_all") and into in step.zigzag:
+        before.append(tensor(shape))  # in the order of devices, without gaps
+        piece = Piece(held.pop(), tuple(shape))
     if step.kind == "slice":
         whole = shape[step.dim]
         shape[step.dim] = (whole + step.padding) // size
-        if (place + 1) * shape[step.dim] <= whole:
+        if (place + 1) * shape[step.dim] <= whole and not step.zigzag:
             return Piece(piece.storage, tuple(shape), piece.lies)
         made = tensor(shape)
     elif step.kind == "all_gather":
@@ -244,6 +248,8 @@ def _step(
         made = under_way(shape)
         if step.extent >= 0:
             shape[step.dim] = step.extent
+    if step.kind in ("all_gather", "all_to_all") and step.dim in step.zigzag:
+        made = tensor(shape)  # in natural order
     for storage in (*before, *held):
         if storage is not made:
             account.release(storage)

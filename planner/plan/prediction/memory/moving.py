@@ -110,7 +110,8 @@ class _Moving:
             tensor, made = graph.types[name], self._promised[name]
             if made.forward == wanted.forward:
                 continue
-            yield come + self._peak(tensor, made.forward, wanted.forward, stored=name in self.bound.parameters)
+            ways = made.forward, wanted.forward, self.bound.sequences.get(name, frozenset())
+            yield come + self._peak(tensor, *ways, stored=name in self.bound.parameters)
             come += self._bytes(tensor, wanted.forward)
         gradients: list[tuple[Bytes, Bytes]] = []
         for place in places:
@@ -121,19 +122,22 @@ class _Moving:
                 own = self._bytes(tensor, wanted.gradient)
                 graded += own
                 if made.gradient != wanted.gradient:
-                    gradients.append((own, self._peak(tensor, wanted.gradient, made.gradient)))
+                    ways = wanted.gradient, made.gradient, self.bound.sequences.get(name, frozenset())
+                    gradients.append((own, self._peak(tensor, *ways)))
         for own, peak in gradients:
             yield graded - own + peak
 
     def _bytes(self, tensor: TensorType, layout: Layout) -> Bytes:
         return tensor.nbytes * local_share(tensor.shape, layout, self.bound.plan.mesh.sizes)
 
-    def _peak(self, tensor: TensorType, source: Layout, target: Layout, *, stored: bool = False) -> Bytes:
+    def _peak(
+        self, tensor: TensorType, source: Layout, target: Layout, sequences: frozenset[int], *, stored: bool = False
+    ) -> Bytes:
         """The most bytes during a redistribution; without the source if it is `stored` anyway."""
-        key = (tensor.shape, tensor.element_bytes, source, target, stored)
+        key = (tensor.shape, tensor.element_bytes, source, target, sequences, stored)
         if key not in self._peaks:
             mesh, account = self.bound.plan.mesh, MemoryAccount(now={_OTHER: 0.0})
-            steps = redistribution(tensor.shape, mesh, source, target)
+            steps = redistribution(tensor.shape, mesh, source, target, sequences)
             begin = self._bytes(tensor, source)
             piece = Piece(account.new(begin, _OTHER), local_shape(tensor.shape, source, mesh.sizes))
             end = moved(account, piece, steps, mesh, mesh.coordinate(mesh.size // 2), tensor.element_bytes)
