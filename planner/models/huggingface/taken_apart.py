@@ -16,9 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
-
 _PARTS = "planner_parts"
 """The attribute of experts for the names of their parts, by the parameter that had them, with its dim."""
 
@@ -87,29 +84,13 @@ _FUSED: Mapping[str, _Fused] = {
 """By the class of transformers 5.24 that splits what such a layer gives, and does nothing else with it."""
 
 
-class TakenApart(nn.Module):
-    """A linear layer, or a `Conv1D` of transformers, whose parts are layers of their own: its outputs, joined."""
-
-    def __init__(self, layer: Any, parts: Sequence[str], sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.parts = tuple(parts)
-        starts = [sum(sizes[:number]) for number in range(len(sizes))]
-        for name, start, size in zip(parts, starts, sizes, strict=True):
-            setattr(self, name, _part(layer, start, size))
-
-    @property
-    def layers(self) -> tuple[Any, ...]:
-        """The parts, in order."""
-        return tuple(getattr(self, name) for name in self.parts)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The outputs of all parts, joined along the last dim."""
-        return torch.cat([layer(x) for layer in self.layers], dim=-1)
-
-
-def take_apart(module: nn.Module) -> None:
+def take_apart(module: Any) -> None:
     """Take apart, in place, layers and experts' matrices of a model of transformers that hold several matrices. A
     parameter that is shared stays whole."""
+    from torch import nn
+
+    from planner.models.huggingface.joined_layers import TakenApart
+
     shared = _shared(module)
     for name, owner in list(module.named_modules()):
         kind = type(owner).__name__
@@ -145,30 +126,35 @@ def gate_and_up(experts: Any, ending: str = "") -> tuple[Any, Any]:
 def _halved(part: Any) -> Iterator[tuple[str, int]]:
     """The parameters of experts that are halved, and their dims; nothing of other modules."""
     dim = getattr(part, _HALVED, None)
-    if dim is not None and isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
+    if dim is not None and getattr(part, "gate_up_proj", None) is not None:
         yield "gate_up_proj", dim
         if getattr(part, "gate_up_proj_bias", None) is not None:
             yield "gate_up_proj_bias", 1
 
 
 def _halve(experts: Any, attribute: str, dim: int) -> None:
+    import torch
+
     both = getattr(experts, attribute)
     names = tuple(f"{name}{attribute.removeprefix('gate_up_proj')}" for name in _GATE_UP)
     delattr(experts, attribute)
     for name, half in zip(names, both.detach().chunk(2, dim=dim), strict=True):
-        setattr(experts, name, nn.Parameter(half.clone(memory_format=torch.contiguous_format), both.requires_grad))
+        own = half.clone(memory_format=torch.contiguous_format)
+        setattr(experts, name, torch.nn.Parameter(own, both.requires_grad))
     setattr(experts, _PARTS, {**getattr(experts, _PARTS, {}), attribute: (names, dim)})
 
 
-def pieces_of(module: nn.Module) -> Iterator[Piece]:
+def pieces_of(module: Any) -> Iterator[Piece]:
     """What has been taken apart in a model."""
+    from planner.models.huggingface.joined_layers import TakenApart
+
     for name, part in module.named_modules():
         path = f"{name}." if name else ""
         if isinstance(part, TakenApart):
             for kind in ("weight", "bias"):
                 found = [getattr(layer, kind) for layer in part.layers]
                 if all(one is not None for one in found):
-                    dim = 1 if kind == "weight" and not isinstance(part.layers[0], nn.Linear) else 0
+                    dim = _outputs_dim(part.layers[0]) if kind == "weight" else 0
                     names = [f"{path}{own}.{kind}" for own in part.parts]
                     yield from _along(names, path + kind, dim, found)
         for attribute, (names, dim) in getattr(part, _PARTS, {}).items():
@@ -176,16 +162,18 @@ def pieces_of(module: nn.Module) -> Iterator[Piece]:
             yield from _along([path + own for own in names], path + attribute, dim, found)
 
 
-def together(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def together(module: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors of a model, each under its name in transformers."""
-    made, joined = dict(tensors), dict[tuple[str, int], list[torch.Tensor]]()
+    import torch
+
+    made, joined = dict(tensors), dict[tuple[str, int], list[Any]]()
     for piece in pieces_of(module):
         if piece.ours in made:
             joined.setdefault((piece.theirs, piece.dim), []).append(made.pop(piece.ours))
     return made | {name: torch.cat(found, dim=dim) for (name, dim), found in joined.items()}
 
 
-def _along(names: Sequence[str], theirs: str, dim: int, found: Sequence[torch.Tensor]) -> Iterator[Piece]:
+def _along(names: Sequence[str], theirs: str, dim: int, found: Sequence[Any]) -> Iterator[Piece]:
     at = 0
     for name, one in zip(names, found, strict=True):
         yield Piece(ours=name, theirs=theirs, dim=dim, at=at)
@@ -193,26 +181,15 @@ def _along(names: Sequence[str], theirs: str, dim: int, found: Sequence[torch.Te
 
 
 def _outputs(layer: Any) -> int:
-    return int(layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1])
+    return int(layer.weight.shape[_outputs_dim(layer)])
 
 
-def _part(layer: Any, start: int, size: int) -> Any:
-    """A layer with the outputs of another one from `start` on."""
-    with torch.device("meta"):
-        if isinstance(layer, nn.Linear):
-            made: Any = nn.Linear(layer.in_features, size, layer.bias is not None)
-        else:
-            made = type(layer)(size, layer.weight.shape[0])
-    dim = 0 if isinstance(layer, nn.Linear) else 1
-    for name, along in (("weight", dim), ("bias", 0)):
-        whole = getattr(layer, name)
-        if whole is not None:
-            cut = whole.detach().narrow(along, start, size).clone(memory_format=torch.contiguous_format)
-            setattr(made, name, nn.Parameter(cut, whole.requires_grad))
-    return made.train(layer.training)
+def _outputs_dim(layer: Any) -> int:
+    """The dim of a layer's weight that has its outputs: the last one of a `Conv1D` of transformers."""
+    return 1 if type(layer).__name__ == "Conv1D" else 0
 
 
-def _shared(module: nn.Module) -> set[str]:
+def _shared(module: Any) -> set[str]:
     """Names of parameters that have several."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):

@@ -2,6 +2,8 @@
 are divided by tensor parallelism as those of a Llama are."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,9 @@ def test_clipped_queries_stay_with_keys_and_values(tmp_path: Path) -> None:
     attention = {"attn_config": {"clip_qkv": 3.0}}
     module = build_model(config_of("mpt", tmp_path, **attention), dtype="float32", sequence_length=16).module
     assert not list(pieces_of(module))
+
+
+def test_models_are_known_without_loading_pytorch() -> None:
+    """A search of a graph that was kept needs none, and loading it takes a second."""
+    code = "import sys, planner.models.huggingface.from_config, planner.models.zoo; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
