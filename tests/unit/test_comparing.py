@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import planner
 from planner.api import comparing
 from planner.api.comparing import Case, Outcome
-from planner.cli.commands.compare_cases import days_text, parse_prices
+from planner.cli.commands.compare_cases import _remark, days_text, parse_prices
 from planner.cli.main import app
 from planner.errors import RequestError
 from planner.plan.plan import Plan
@@ -111,6 +111,21 @@ def test_prices_are_read() -> None:
     for text, value in (("-3", "-3"), ("h100=1,b200=nan", "nan"), ("inf", "inf")):
         with refused(RequestError, "--price", f"{value} is no price"):
             parse_prices(text)
+
+
+def test_what_cheapest_means_without_all_prices_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*costs: tuple[float, float, float] | None) -> str:
+        cases = zip(("a100", "h100", "b200"), costs, strict=False)
+        more = {"days": (1.0, 1.0, 1.0), "efficiency": None}
+        outcomes = [
+            SimpleNamespace(case=Case(model="m", hardware=name, devices=8), cost=cost, **more) for name, cost in cases
+        ]
+        _remark(SimpleNamespace(outcomes=outcomes, stopped=False), 0.0)  # type: ignore[arg-type]
+        return capsys.readouterr().out
+
+    money = (2.0, 1.0, 3.0)
+    assert "Cheapest: the fewest device-hours, as there is no price of b200, h100 (--price)" in told(money, None, None)
+    assert "Cheapest" not in told(money, money) + told(None, None)
 
 
 @pytest.mark.parametrize(

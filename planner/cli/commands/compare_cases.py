@@ -360,6 +360,11 @@ def _remark(found: "CaseComparison", failures: float) -> None:
             f"Days {of}. The 80% interval is that of the step time; days, device-hours and cost scale with it.",
             soft_wrap=True,
         )
+    timed = [one for one in found.outcomes if one.days]
+    unpriced = sorted({one.case.hardware for one in timed if one.cost is None})
+    if unpriced and any(one.cost is not None for one in timed):
+        names = ", ".join(unpriced)
+        console.print(f"Cheapest: the fewest device-hours, as there is no price of {names} (--price).", soft_wrap=True)
     if any(one.efficiency is not None for one in found.outcomes):
         console.print("Scaling: tokens/s per device, relative to the fewest devices.", soft_wrap=True)
     if found.stopped:
