@@ -51,10 +51,11 @@ def nothing_fits(
         there = f"that a margin of {margin:.1%} leaves of {_size(device.memory)} (--memory-margin)"
     where = _rank_words(*fullest) + (f" ({group.name})" if isinstance(request.cluster, MixedCluster) else "")
     if not memory < needed < math.inf:
+        exact = request.algorithm == "dynamic_programming"
+        other = "" if exact else "--search dynamic_programming, or "
         return InfeasibleError(
             f"{request.algorithm} found no plan of {request.model.reference} that fits on {request.cluster.devices}"
-            f" x {request.cluster.name}, which does not prove that none fits; try --search"
-            " dynamic_programming, or more memory"
+            f" x {request.cluster.name}, which does not prove that none fits; try {other}more memory"
         )
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "

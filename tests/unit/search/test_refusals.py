@@ -3,6 +3,7 @@
 A legal value that is named can be had, and nothing between it and what was wanted can.
 """
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from planner.errors import RequestError
 from planner.nearest import around, divisors, multiples, nearest_of, nearest_words
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.engine.outcome_words import nothing_fits
 from planner.strategy_search.request.refusals import no_configuration, space_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
@@ -373,3 +375,12 @@ def test_an_engine_that_keeps_key_heads_whole_names_the_degrees_that_divide_them
         "tensor = 8 does not divide the 4 key heads, which plans for Megatron-LM keep whole; the nearest legal value is"
     )
     assert f"{words} 4" in str(refused.value)
+
+
+@pytest.mark.parametrize("algorithm", ["dynamic_programming", "recursive_programming"])
+def test_another_search_is_offered_where_there_is_another(algorithm: str) -> None:
+    """Nothing was found, and the leanest plan is not known to need more memory than there is."""
+    request = replace(request_of("llama-4", cluster_of("cpu", 4), 16), algorithm=algorithm)
+    said = str(nothing_fits(request, math.inf, (0, 1), request.cluster, stopped=False))
+    assert "more memory" in said
+    assert ("--search dynamic_programming" in said) == (algorithm != "dynamic_programming")
