@@ -207,3 +207,21 @@ def test_live_memory_is_as_predicted(step: str) -> None:
     stage = audited(module, given)
     assert not stage.unequal
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "update"),
+    [("lamb", {"moment_dtype": "bf16"}), ("lamb", {"master_weights": False}), ("sgd", {})],
+)
+def test_updates_widen_and_free_as_predicted(optimizer: str, update: dict[str, object]) -> None:
+    """Of a matrix beside which nothing else counts."""
+    module, given = nn.Sequential(nn.Linear(512, 512), Loss()).bfloat16(), (torch.randn(2, 512).bfloat16(),)
+    traced = planner.trace(module, args=given, precision="bf16")
+    plan = planner.search(traced, "cpu", devices=1, global_batch=2, optimizer=optimizer, update=update).plan
+    (stage,) = runtime.audit(plan, traced.graph, 2, load_profile("cpu"))
+    assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.01)
+
+
+class Loss(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float().square().mean()

@@ -2,11 +2,12 @@
 
 A single kernel that updates weights, gradients and moments in fp32 needs none. A chain of kernels needs `_CHAIN` times
 the piece, in addition to the last temporary of the previous piece (torch/optim/adam.py, _single_tensor_adam: `denom`).
-Narrower tensors (weights without a master, and moments) have fp32 copies in the meantime: LAMB widens whole pieces,
-AdamW and SGD chunks of `UPDATE_CHUNK` elements, made of several small pieces or of a part of a large one.
+Narrower tensors (weights without a master, and moments) have fp32 copies in the meantime: AdamW and SGD widen chunks of
+`UPDATE_CHUNK` elements, made of several small pieces or of a part of a large one. LAMB widens whole pieces: two moments
+beside the root of one, or, when these are gone, the weight beside that root and its own squares.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from costmodels import MOMENTS_KEPT, UPDATE_CHUNK
 from hardware_profiles import Bytes
@@ -30,15 +31,19 @@ def update_temporaries(
     kinds = {name: _widened(bound, name, MOMENTS_KEPT[optimizer]) for name in pieces}
     element = max(FP32, *(bound.graph.types[name].element_bytes for name in pieces))
     if optimizer == "lamb":
-        return element * max((_CHAIN + narrow_moments(bound) * MOMENTS_KEPT[optimizer]) * n for n in pieces.values())
+        wide = {name: narrow_moments(bound) or narrow_weight(bound, name) for name in pieces}
+        return element * max((_CHAIN + wide[name]) * count for name, count in pieces.items())
     if not any(kinds.values()):
-        return element * _chain(chained)
-    chain = _chain(min(UPDATE_CHUNK, count) for count in chained)
+        return element * _chain(chained, optimizer)
+    chain = _chain([min(UPDATE_CHUNK, count) for count in chained], optimizer)
     return element * (max(kinds.values()) * _largest_chunk(pieces.values()) + chain)
 
 
-def _chain(counts: Iterable[float]) -> float:
-    """Elements of temporaries of a chain of kernels that updates pieces one after the other."""
+def _chain(counts: Sequence[float], optimizer: str) -> float:
+    """Elements of temporaries of a chain of kernels that updates pieces one after the other. SGD has one, the gradient
+    with the decay of the weight, which is freed before the next piece (torch/optim/sgd.py, _single_tensor_sgd)."""
+    if optimizer == "sgd":
+        return max(counts, default=0.0)
     most = before = 0.0
     for count in counts:
         most, before = max(most, before + _CHAIN * count), count
