@@ -49,9 +49,10 @@ class _Unjoined:
         """Look at an operator that joins tensors."""
         joined = _result(op)
         dim = _along(self.graph, op, 1)
+        dtypes = {self.graph.types[name].dtype for name in (*op.operands, joined)}
         read = [self.graph.operators[at] for at in self.graph.consumers.get(joined, ())]
         kept = {self.graph.loss, *(value for _, value in self.graph.updates)}
-        if dim is None or not read or joined in kept:
+        if dim is None or not read or joined in kept or len(dtypes) > 1:  # a join may convert its parts
             return
         parts = [self._parts_read(reader, op.operands, dim) for reader in read]
         if any(each is None for each in parts):

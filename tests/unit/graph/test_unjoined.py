@@ -100,3 +100,22 @@ def test_what_is_read_in_other_pieces_stays_joined(read: Callable[[torch.Tensor]
 def test_tensors_that_are_joined_along_another_dim_stay() -> None:
     graph = made_of(lambda joined: joined.chunk(3, dim=1)[0].square(), dim=0)
     assert sum(op.op == "aten.cat.default" for op in graph.operators) == 1
+
+
+class Converting(nn.Module):
+    """A join that converts one of its parts to the dtype of the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = torch.cat([self.a(x).bfloat16(), self.b(x)], dim=-1).chunk(2, dim=-1)
+        return (a.exp() * b).sum()
+
+
+def test_parts_that_are_converted_stay_joined() -> None:
+    """Read by itself, such a part would have the dtype that it had before."""
+    graph = trace(Converting(), (torch.randn(BATCH, WIDTH),))
+    assert inputs_of(graph, "exp") == ["chunk"]
+    assert sum(op.op == "aten.cat.default" for op in graph.operators) == 1
