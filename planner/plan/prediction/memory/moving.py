@@ -80,10 +80,12 @@ def receive_buffers(bound: BoundPlan) -> list[Bytes]:
 
 def hold(cost: StageCost, moving: Bytes, received: Bytes, plan: Plan, cluster: Cluster) -> None:
     """Add memory for redistributions to the sums of a rank, if those of interleaved micro-batches need more than any
-    operator, and memory for what is received ahead."""
+    operator, memory for what is received ahead, and that of temporaries of the update, if they need more than all
+    activations before."""
     if cluster.software.name == PYTORCH.name:
         cost.memory[_OTHER] = max(cost.memory[_OTHER], moving * plan.training.interleave)
         cost.memory["activations"] += received
+        cost.memory[_OTHER] += max(0.0, cost.updating - cost.memory["activations"] - cost.memory[_OTHER])
 
 
 @dataclass(kw_only=True)

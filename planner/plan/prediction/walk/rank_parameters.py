@@ -1,5 +1,6 @@
 """The parameters of a pipeline rank: their memory, and what they take once a step."""
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from planner.graph.operator_graph import TensorType
 from planner.plan.layout.parameter_owners import Owner, owners_of, pushes_of
 from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import charge
+from planner.plan.prediction.memory.update import update_temporaries
 from planner.plan.prediction.walk.price_book import ParameterKind
 from planner.plan.prediction.walk.rank_transfers import RankTransfers
 from planner.plan.prediction.walk.stage_cost import ACCUMULATION, StageCost
@@ -55,6 +57,17 @@ class RankParameters:
             if name in self.offloaded:
                 block = self.offloaded[name]
                 at_once[block] = at_once.get(block, 0.0) + float(self._priced[name][0].visiting[0])
+        if self.bound.plan.training.optimizer == "lamb":  # one kernel updates the others, or chunks of few elements
+            self.cost.updating = self._temporaries()
+
+    def _temporaries(self) -> Bytes:
+        """Bytes of temporaries while the parameters are updated on a device."""
+        graph, sizes, pieces = self.bound.graph, self.bound.plan.mesh.sizes, dict[str, float]()
+        for name in self.names:
+            tensor, stored, owner = graph.types[name], self.bound.parameters[name], self.owners.get(name)
+            if name in graph.differentiable and not (owner is not None and self.update.served):
+                pieces[name] = math.prod(tensor.shape) * local_share(tensor.shape, stored.state, sizes)
+        return update_temporaries(self.bound, pieces, (), fused=True)
 
     def keep_unread(self) -> None:
         """Count the weights that no operator reads; the first pipeline rank has them (`runtime.parameters.shards`)."""

@@ -82,6 +82,7 @@ class StageCost:
         rows: bytes of the offloaded state of each parameter.
         fetched: seconds to fetch the weights of each block that offloads any.
         away: seconds to bring back and to offload activations, by chunk and block.
+        updating: bytes of temporaries of the update, when no activations are left.
     """
 
     chunks: list[ChunkCost]
@@ -100,6 +101,7 @@ class StageCost:
     rows: dict[str, float] = field(default_factory=dict)
     fetched: dict[int, float] = field(default_factory=dict)
     away: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    updating: Bytes = 0.0
 
     @property
     def all_once(self) -> dict[str, float]:
