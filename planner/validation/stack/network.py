@@ -124,27 +124,35 @@ def stated_bandwidth(row: Row) -> float | None:
     """Bytes/s per device and direction between nodes; None if nothing is stated for certain.
 
     Texts are such as "8x200Gb/s HDR IB per node", "400Gb/s per GPU", "4 Omni-Path links per node; 100Gb/s each" or
-    "800Gb/s per node".
+    "800Gb/s per node". Several links without a word of whose they are count as those of a node.
     """
     text, node = _in_gigabits(row.text("inter_bw")), row.integer("devices_per_node") or 8
-    per_gpu = re.search(r"(\d+)\s*Gb/s (?:\w+ )?per GPU", text)
+    per_gpu = re.search(rf"{_TIMES}{_NUMBER} Gb/s (?:[\w-]+ )?per (?:GPU|NPU|device)", text)
     if per_gpu:
-        return int(per_gpu[1]) * _GIGABIT
-    several = re.search(r"(\d+)\s*x\s*(\d+)\s*Gb/s.*per node", text) or re.search(
-        r"(\d+) [\w-]+ links per node.*?(\d+)\s*Gb/s each", text
+        return int(per_gpu[1] or 1) * float(per_gpu[2]) * _GIGABIT
+    several = re.search(rf"(\d+)\s*[x×]\s*{_NUMBER} Gb/s(?:.*per node|[\w ]*$)", text) or re.search(
+        rf"(\d+) [\w-]+ links per node.*?{_NUMBER} Gb/s each", text
     )
     if several:
-        return int(several[1]) * int(several[2]) * _GIGABIT / node
-    whole = re.search(rf"(\d+)\s*Gb(?:/|p)s (?:(?!{_PARTS})[\w-]+ )?(?:per node|node-node|inter-?node)", text)
-    if whole is None and (bare := re.match(r"(\d+)\s*Gb(?:/|p)s(?: \(published\))?$", text)):
+        return int(several[1]) * float(several[2]) * _GIGABIT / node
+    whole = re.search(rf"{_NUMBER} Gb/s (?:(?!{_PARTS})[\w-]+ )?(?:per node|node-node|inter-?node)", text)
+    if whole is None and (bare := re.match(rf"{_NUMBER} Gb/s(?: \(published\))?$", text)):
         chip = row.text("profile").partition("-")[0]
-        whole = bare if int(bare[1]) > _PORTS.get(chip, math.inf) else None
-    return int(whole[1]) * _GIGABIT / node if whole else None
+        whole = bare if float(bare[1]) > _PORTS.get(chip, math.inf) else None
+    return float(whole[1]) * _GIGABIT / node if whole else None
+
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_TIMES = r"(?:(\d+)\s*[x×]\s*)?"
 
 
 def _in_gigabits(text: str) -> str:
-    """The text with "3.2Tbps" as "3200Gbps"."""
-    return re.sub(r"(\d+(?:\.\d+)?)\s*Tb(?=/s|ps)", lambda found: f"{round(1000 * float(found[1]))}Gb", text)
+    """The text with "3.2Tbps", "3200Gbps" and "3200 Gbit/s" as "3200 Gb/s"."""
+
+    def spelled(found: re.Match[str]) -> str:
+        return f"{float(found[1]) * (1000 if found[2] == 'T' else 1):g} Gb/s"
+
+    return re.sub(rf"{_NUMBER}\s*([TG])b(?:it)?(?:/s(?:ec)?|ps)\b", spelled, text)
 
 
 _BOARD_WATTS = {"a100": 400, "a800": 400, "h100": 700, "h800": 700, "h200": 700, "b200": 1000}
