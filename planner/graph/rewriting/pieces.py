@@ -14,16 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType, ValueRef
+from planner.graph.rewriting.calls import SPLITS, VIEWS, said_dim
 from planner.graph.rewriting.masks import COMPOSED_ATTENTION
 from planner.graph.rewriting.unread import rewired, without_unread
 
 _CAT, _STACK, _UNBIND = "aten.cat.default", "aten.stack.default", "aten.unbind.int"
-_SPLITS: Mapping[str, int] = {
-    "aten.split_with_sizes.default": 2,
-    "aten.split.Tensor": 2,
-    "aten.chunk.default": 2,
-    _UNBIND: 1,
-}
+_APART: Mapping[str, int] = {**SPLITS, _UNBIND: 1}
 """Operators that take a tensor apart, and the position of the argument for the dim."""
 _RESHAPE, _PERMUTE = "aten.reshape.default", "aten.permute.default"
 _TRANSPOSE = "aten.transpose.int"
@@ -33,13 +29,12 @@ _BY_SAMPLE = frozenset(
 )  # fmt: skip
 """Operators whose first dim is that of samples and that compute each sample by itself, if all operands have the same
 number of dims."""
-_SPELLING = frozenset({"aten.reshape.default", "aten.view.default"})
 
 
 def with_pieces_together(graph: OperatorGraph, samples: int) -> OperatorGraph:
     """`graph`, traced with `samples` samples, without tensors that are taken apart and joined again unchanged, and
     with pieces that are computed alike as samples of one call."""
-    if not any(op.op in _SPLITS for op in graph.operators):
+    if not any(op.op in _APART for op in graph.operators):
         return graph
     found = _Together(graph, samples)
     for op in graph.operators:
@@ -93,9 +88,9 @@ class _Together:
     def _whole(self, op: Operator, names: Sequence[str]) -> bool:
         """Whether an operator joins the pieces of one tensor; if so, it is removed."""
         source = self._producer(names[0])
-        if source is None or source.op not in _SPLITS or source.results != tuple(names):
+        if source is None or source.op not in _APART or source.results != tuple(names):
             return False
-        dim, apart = _dim(self.graph, op, 1), _dim(self.graph, source, _SPLITS[source.op])
+        dim, apart = _dim(self.graph, op, 1), _dim(self.graph, source, _APART[source.op])
         if dim != apart or (op.op == _STACK) != (source.op == _UNBIND and op.op == _STACK):
             return False
         (result,), whole = _results(op), source.operands[0]
@@ -159,8 +154,8 @@ class _Together:
         first = makers[0]
         if first is None or any(len(self.graph.consumers.get(name, ())) != 1 for name in names):
             return None
-        if first.op in _SPLITS and first.op != _UNBIND and first.results == names:
-            source, dim = self.graph.types[first.operands[0]], _dim(self.graph, first, _SPLITS[first.op])
+        if first.op in _APART and first.op != _UNBIND and first.results == names:
+            source, dim = self.graph.types[first.operands[0]], _dim(self.graph, first, _APART[first.op])
             return _Tree((first,)) if source.shape[0] == 1 and dim > 0 else None
         pieces = [op for op in makers if op is not None and op.op == first.op and _settings(op) == _settings(first)]
         if len(pieces) != len(names) or not self._by_sample(first):
@@ -178,7 +173,7 @@ class _Together:
         types = [self.graph.types[name] for name in (*op.operands, *([result] if result else []))]
         if not result or any(each.shape[:1] != (1,) for each in types):
             return False
-        if op.op in _SPELLING:
+        if op.op in VIEWS:
             return len(types[0].shape) > 1
         if op.op == _TRANSPOSE:
             return all(isinstance(dim, int) and dim % len(types[0].shape) != 0 for dim in op.arguments[1:])
@@ -193,12 +188,12 @@ class _Together:
         return shapes[period:] == shapes[:-period] and all(self._repeats(each, period) for each in tree.operands)
 
     def _lengths(self, split: Operator) -> Iterator[int]:
-        dim = _dim(self.graph, split, _SPLITS[split.op])
+        dim = _dim(self.graph, split, _APART[split.op])
         return (self.graph.types[name].shape[dim] for name in _results(split))
 
     def _apart(self, split: Operator, times: int, sizes: Sequence[int]) -> list[str]:
         """The pieces of a tensor as samples, one result for each of the lengths."""
-        whole, dim = split.operands[0], _dim(self.graph, split, _SPLITS[split.op])
+        whole, dim = split.operands[0], _dim(self.graph, split, _APART[split.op])
         shape = self.graph.types[whole].shape
         within = sum(sizes)
         apart = (*shape[1:dim], times, within, *shape[dim + 1 :])
@@ -236,7 +231,7 @@ class _Together:
         name = f"{result} of all"
         self.types[name] = replace(self.graph.types[result], shape=_with(self.graph.types[result].shape, {0: times}))
         arguments = op.arguments
-        if op.op in _SPELLING:
+        if op.op in VIEWS:
             assert isinstance(arguments[1], tuple)
             arguments = (arguments[0], self.types[name].shape)
         call = replace(op, arguments=arguments, results=(name,))
@@ -263,16 +258,15 @@ def _results(op: Operator) -> list[str]:
 
 def _dim(graph: OperatorGraph, op: Operator, place: int) -> int:
     """The dim that an operator works along, counted from the first."""
-    named = dict(op.keywords).get("dim", 0)
-    dim = op.arguments[place] if len(op.arguments) > place else named
-    assert isinstance(dim, int)
+    dim = said_dim(op, place)
+    assert dim is not None
     rank = len(graph.types[op.operands[0]].shape) + (op.op == _STACK)
     return dim % rank
 
 
 def _settings(op: Operator) -> object:
     """The arguments of a call beside tensors, and beside shapes that are spelled out."""
-    spelled = op.op in _SPELLING
+    spelled = op.op in VIEWS
     said = [_TENSOR if isinstance(each, ValueRef) else None if spelled else each for each in op.arguments]
     return said, op.keywords
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from planner.graph.operator_graph import CASTS, Argument, Operator, OperatorGraph, ValueRef
+from planner.graph.rewriting.calls import said_dim
 from planner.graph.rewriting.unread import replaced
 
 ROTARY = "planner.rotary.default"
@@ -111,7 +112,7 @@ class _Reader:
         the first half of their last dim was taken: the operator makes these views itself."""
         given = (turned.cos, turned.sin)
         put = [self._made(name, _UNSQUEEZE) for name in given]
-        dims = {None if op is None else _dim(op, 1) for op in put}
+        dims = {None if op is None else said_dim(op, 1) for op in put}
         rank = len(self._shape(turned.x))
         if len(dims) == 1 and None not in dims and all(len(self._shape(name)) == rank for name in given):
             (heads,) = (dim % rank for dim in dims if dim is not None)
@@ -249,7 +250,7 @@ class _Reader:
         if op.op in (_SELECT, _UNBIND):
             viewed = self._made(whole, *_RESHAPES)
             place = op.arguments[2] if op.op == _SELECT else op.results.index(name)
-            if viewed is None or place not in (0, 1) or not self._last(op, _dim(op, 1)):
+            if viewed is None or place not in (0, 1) or not self._last(op, said_dim(op, 1)):
                 return None
             shape = self._shape(viewed.operands[0])
             if self._shape(whole) != (*shape[:-1], shape[-1] // 2, 2):
@@ -294,7 +295,7 @@ def _of_a_part(graph: OperatorGraph, turned: _Turned) -> tuple[Operator, Operato
     join = graph.operators[readers[0]] if len(readers) == 1 else None
     if join is None or taker is None or join.op != _CAT or len(join.operands) != 2:
         return None
-    dim, shape = _dim(join, 1), graph.types[made or ""].shape
+    dim, shape = said_dim(join, 1), graph.types[made or ""].shape
     span, whole = _span(graph, turned.x), taker.operands[0]
     if dim is None or dim % len(shape) != len(shape) - 1 or span is None:
         return None
@@ -332,7 +333,7 @@ def _span(graph: OperatorGraph, name: str) -> tuple[int, int, int] | None:
     if op is None:
         return None
     shape, place = graph.types[op.operands[0]].shape, 1 if op.op == _SLICE else 2
-    dim = _dim(op, place)
+    dim = said_dim(op, place)
     if dim is None or dim % len(shape) != len(shape) - 1:
         return None
     extent = shape[-1]
@@ -346,11 +347,6 @@ def _span(graph: OperatorGraph, name: str) -> tuple[int, int, int] | None:
     at = op.results.index(name)
     widths = [graph.types[one].shape[-1] for one in op.results if one is not None]
     return sum(widths[:at]), sum(widths[: at + 1]), 1
-
-
-def _dim(op: Operator, place: int) -> int | None:
-    said = op.arguments[place] if len(op.arguments) > place else dict(op.keywords).get("dim", 0)
-    return said if isinstance(said, int) else None
 
 
 def _made(graph: OperatorGraph, name: str, *by: str) -> Operator | None:

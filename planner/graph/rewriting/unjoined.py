@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, ValueRef
+from planner.graph.rewriting.calls import SPLITS, VIEWS, said_dim
 from planner.graph.rewriting.unread import rewired, without_unread
 
 _CAT, _SLICE, _UNBIND = "aten.cat.default", "aten.slice.Tensor", "aten.unbind.int"
-_SPLITS = frozenset({"aten.split_with_sizes.default", "aten.split.Tensor", "aten.chunk.default"})
-_SPELLING = frozenset({"aten.reshape.default", "aten.view.default"})
 
 
 def with_parts_unjoined(graph: OperatorGraph) -> OperatorGraph:
@@ -59,12 +58,12 @@ class _Unjoined:
             return
         for reader, each in zip(read, parts, strict=True):
             assert each is not None
-            if reader.op in _SPELLING:
+            if reader.op in VIEWS:
                 self._view_apart(reader, op.operands, each)
             else:
                 self.names |= each
             self.gone |= each.keys()
-        self.gone |= {joined, *(_result(reader) for reader in read if reader.op in _SPELLING)}
+        self.gone |= {joined, *(_result(reader) for reader in read if reader.op in VIEWS)}
 
     def _parts_read(self, reader: Operator, parts: Sequence[str], dim: int) -> dict[str, str] | None:
         """The part that each result is, of an operator that reads them joined; None where a result is something else.
@@ -73,7 +72,7 @@ class _Unjoined:
         if any(len(shape) != len(shapes[0]) for shape in shapes):
             return None
         sizes = [shape[dim] for shape in shapes]
-        if reader.op in _SPLITS and _along(self.graph, reader, 2) == dim:
+        if reader.op in SPLITS and _along(self.graph, reader, SPLITS[reader.op]) == dim:
             results = [name for name in reader.results if name is not None]
             same = [self.graph.types[name].shape[dim] for name in results] == sizes
             return dict(zip(results, parts, strict=True)) if same else None
@@ -81,7 +80,7 @@ class _Unjoined:
             bounds = _bounds(reader, sum(sizes))
             found = [name for name, each in zip(parts, _places(sizes), strict=True) if each == bounds]
             return {_result(reader): found[0]} if found else None
-        if reader.op in _SPELLING and len(set(sizes)) == 1:
+        if reader.op in VIEWS and len(set(sizes)) == 1:
             return self._unbound(reader, parts, dim)
         return None
 
@@ -121,8 +120,8 @@ def _result(op: Operator) -> str:
 
 def _along(graph: OperatorGraph, op: Operator, place: int) -> int | None:
     """The dim that an operator works along, counted from the first; None where it is not a number."""
-    dim = op.arguments[place] if len(op.arguments) > place else dict(op.keywords).get("dim", 0)
-    return dim % len(graph.types[op.operands[0]].shape) if isinstance(dim, int) else None
+    dim = said_dim(op, place)
+    return None if dim is None else dim % len(graph.types[op.operands[0]].shape)
 
 
 def _bounds(op: Operator, extent: int) -> tuple[int, int] | None:
