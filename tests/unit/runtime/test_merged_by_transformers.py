@@ -62,7 +62,9 @@ def test_weights_in_another_dtype_are_taken_where_that_is_asked_for(tmp_path: Pa
     assert torch.equal(found, written.lm_head.weight.float())
 
 
-@pytest.mark.parametrize("name", first(5, ["gpt2", "phi3", "llama4", "qwen3", "t5-hf", "bert-hf", "vit"]))
+@pytest.mark.parametrize(
+    "name", first(6, ["gpt2", "phi3", "llama4", "olmoe", "qwen3", "t5-hf", "phimoe", "qwen3-next", "bert-hf", "vit"])
+)
 def test_models_of_a_config_have_the_names_of_their_files(name: str, tmp_path: Path) -> None:
     """What was planned from a `config.json` is loaded whole by the class that it names, tied weights are there once,
     and what that class saves is read."""
