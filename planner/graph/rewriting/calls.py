@@ -20,3 +20,13 @@ def said_dim(op: Operator, place: int) -> int | None:
     number. It may be negative."""
     said = op.arguments[place] if len(op.arguments) > place else dict(op.keywords).get("dim", 0)
     return said if isinstance(said, int) else None
+
+
+def said_slice(op: Operator, extent: int) -> tuple[int, int, int] | None:
+    """First element, end and step of a slice of a dim with this extent; None where they are no numbers."""
+    said = (*op.arguments[2:], None, None, None)[:3]
+    start, end, step = (usual if one is None else one for one, usual in zip(said, (0, extent, 1), strict=True))
+    if not isinstance(start, int) or not isinstance(end, int) or not isinstance(step, int) or op.keywords:
+        return None
+    start, end = (max(0, at + extent if at < 0 else at) for at in (start, end))
+    return start, min(end, extent), step

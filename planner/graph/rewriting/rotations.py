@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from planner.graph.operator_graph import CASTS, Argument, Operator, OperatorGraph, ValueRef
-from planner.graph.rewriting.calls import said_dim
+from planner.graph.rewriting.calls import said_dim, said_slice
 from planner.graph.rewriting.unread import replaced
 
 ROTARY = "planner.rotary.default"
@@ -336,14 +336,8 @@ def _span(graph: OperatorGraph, name: str) -> tuple[int, int, int] | None:
     dim = said_dim(op, place)
     if dim is None or dim % len(shape) != len(shape) - 1:
         return None
-    extent = shape[-1]
     if op.op == _SLICE:
-        said = (*op.arguments[2:], *(None, None, None))[:3]
-        start, end, step = (usual if one is None else one for one, usual in zip(said, (0, extent, 1), strict=True))
-        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(step, int) or op.keywords:
-            return None
-        start, end = (max(0, at + extent if at < 0 else at) for at in (start, end))
-        return start, min(end, extent), step
+        return said_slice(op, shape[-1])
     at = op.results.index(name)
     widths = [graph.types[one].shape[-1] for one in op.results if one is not None]
     return sum(widths[:at]), sum(widths[: at + 1]), 1

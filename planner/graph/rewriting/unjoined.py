@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, ValueRef
-from planner.graph.rewriting.calls import SPLITS, VIEWS, said_dim
+from planner.graph.rewriting.calls import SPLITS, VIEWS, said_dim, said_slice
 from planner.graph.rewriting.unread import rewired, without_unread
 
 _CAT, _SLICE, _UNBIND = "aten.cat.default", "aten.slice.Tensor", "aten.unbind.int"
@@ -76,9 +76,9 @@ class _Unjoined:
             results = [name for name in reader.results if name is not None]
             same = [self.graph.types[name].shape[dim] for name in results] == sizes
             return dict(zip(results, parts, strict=True)) if same else None
-        if reader.op == _SLICE and not reader.keywords and _along(self.graph, reader, 1) == dim:
-            bounds = _bounds(reader, sum(sizes))
-            found = [name for name, each in zip(parts, _places(sizes), strict=True) if each == bounds]
+        if reader.op == _SLICE and _along(self.graph, reader, 1) == dim:
+            span = said_slice(reader, sum(sizes))
+            found = [name for name, each in zip(parts, _places(sizes), strict=True) if (*each, 1) == span]
             return {_result(reader): found[0]} if found else None
         if reader.op in VIEWS and len(set(sizes)) == 1:
             return self._unbound(reader, parts, dim)
@@ -122,16 +122,6 @@ def _along(graph: OperatorGraph, op: Operator, place: int) -> int | None:
     """The dim that an operator works along, counted from the first; None where it is not a number."""
     dim = said_dim(op, place)
     return None if dim is None else dim % len(graph.types[op.operands[0]].shape)
-
-
-def _bounds(op: Operator, extent: int) -> tuple[int, int] | None:
-    """Where a slice begins and ends; None where it leaves elements out."""
-    first, last, step = [*op.arguments[2:], None, None, None][:3]
-    first, last = (0 if first is None else first), (extent if last is None else last)
-    if not isinstance(first, int) or not isinstance(last, int) or step not in (None, 1):
-        return None
-    first, last = (each + extent if each < 0 else each for each in (first, last))
-    return first, min(last, extent)
 
 
 def _places(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.models.huggingface.taken_apart import outputs_dim
+
 
 class TakenApart(nn.Module):
     """A linear layer, or a `Conv1D` of transformers, whose parts are layers of their own: its outputs, joined."""
@@ -34,8 +36,7 @@ def _part(layer: Any, start: int, size: int) -> Any:
             made: Any = nn.Linear(layer.in_features, size, layer.bias is not None)
         else:
             made = type(layer)(size, layer.weight.shape[0])
-    dim = 0 if isinstance(layer, nn.Linear) else 1
-    for name, along in (("weight", dim), ("bias", 0)):
+    for name, along in (("weight", outputs_dim(layer)), ("bias", 0)):
         whole = getattr(layer, name)
         if whole is not None:
             cut = whole.detach().narrow(along, start, size).clone(memory_format=torch.contiguous_format)

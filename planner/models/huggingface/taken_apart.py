@@ -16,13 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_PARTS = "planner_parts"
-"""The attribute of experts for the names of their parts, by the parameter that had them, with its dim."""
-
 _HALVED = "planner_halved"
 """The attribute of experts for the dim along which gate and up lie behind each other."""
 
 _GATE_UP = ("gate_proj", "up_proj")
+_ENDINGS = ("", "_bias")
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 
@@ -101,8 +99,8 @@ def take_apart(module: Any) -> None:
             path = f"{name}.{fused.attribute}" if name else fused.attribute
             if sizes is not None and sum(sizes) == _outputs(layer) and f"{path}.weight" not in shared:
                 setattr(owner, fused.attribute, TakenApart(layer, fused.parts, sizes))
-        for attribute, dim in _halved(owner):
-            _halve(owner, attribute, dim)
+        if hasattr(owner, _HALVED):
+            _halve(owner)
 
 
 def mark_halved(experts: Any, dim: int) -> None:
@@ -114,34 +112,31 @@ def mark_halved(experts: Any, dim: int) -> None:
 def gate_and_up(experts: Any, ending: str = "") -> tuple[Any, Any]:
     """Both halves of `gate_up_proj` of experts, or with the ending "_bias" of its bias: parameters of their own where
     they have been taken apart."""
-    attribute = f"gate_up_proj{ending}"
-    parts = getattr(experts, _PARTS, {}).get(attribute)
-    if parts is None:
-        gate, up = getattr(experts, attribute).chunk(2, dim=-1 if ending else getattr(experts, _HALVED))
+    names = [f"{name}{ending}" for name in _GATE_UP]
+    if hasattr(experts, names[0]):
+        gate, up = (getattr(experts, name) for name in names)
     else:
-        gate, up = (getattr(experts, name) for name in parts[0])
+        gate, up = getattr(experts, f"gate_up_proj{ending}").chunk(2, dim=_halved_dim(experts, ending))
     return gate, up
 
 
-def _halved(part: Any) -> Iterator[tuple[str, int]]:
-    """The parameters of experts that are halved, and their dims; nothing of other modules."""
-    dim = getattr(part, _HALVED, None)
-    if dim is not None and getattr(part, "gate_up_proj", None) is not None:
-        yield "gate_up_proj", dim
-        if getattr(part, "gate_up_proj_bias", None) is not None:
-            yield "gate_up_proj_bias", 1
+def _halved_dim(experts: Any, ending: str) -> int:
+    return 1 if ending else int(getattr(experts, _HALVED))
 
 
-def _halve(experts: Any, attribute: str, dim: int) -> None:
+def _halve(experts: Any) -> None:
+    """Make the halves of matrices, and of biases, parameters of their own, if they are not."""
     import torch
 
-    both = getattr(experts, attribute)
-    names = tuple(f"{name}{attribute.removeprefix('gate_up_proj')}" for name in _GATE_UP)
-    delattr(experts, attribute)
-    for name, half in zip(names, both.detach().chunk(2, dim=dim), strict=True):
-        own = half.clone(memory_format=torch.contiguous_format)
-        setattr(experts, name, torch.nn.Parameter(own, both.requires_grad))
-    setattr(experts, _PARTS, {**getattr(experts, _PARTS, {}), attribute: (names, dim)})
+    for ending in _ENDINGS:
+        both = getattr(experts, f"gate_up_proj{ending}", None)
+        if both is not None:
+            halves = [
+                half.detach().clone(memory_format=torch.contiguous_format) for half in gate_and_up(experts, ending)
+            ]
+            delattr(experts, f"gate_up_proj{ending}")
+            for name, half in zip(_GATE_UP, halves, strict=True):
+                setattr(experts, f"{name}{ending}", torch.nn.Parameter(half, both.requires_grad))
 
 
 def pieces_of(module: Any) -> Iterator[Piece]:
@@ -154,12 +149,15 @@ def pieces_of(module: Any) -> Iterator[Piece]:
             for kind in ("weight", "bias"):
                 found = [getattr(layer, kind) for layer in part.layers]
                 if all(one is not None for one in found):
-                    dim = _outputs_dim(part.layers[0]) if kind == "weight" else 0
+                    dim = outputs_dim(part.layers[0]) if kind == "weight" else 0
                     names = [f"{path}{own}.{kind}" for own in part.parts]
                     yield from _along(names, path + kind, dim, found)
-        for attribute, (names, dim) in getattr(part, _PARTS, {}).items():
-            found = [getattr(part, own) for own in names]
-            yield from _along([path + own for own in names], path + attribute, dim, found)
+        for ending in _ENDINGS if hasattr(part, _HALVED) else ():
+            names = [f"{own}{ending}" for own in _GATE_UP]
+            if hasattr(part, names[0]):
+                found = [getattr(part, own) for own in names]
+                dim = _halved_dim(part, ending)
+                yield from _along([path + own for own in names], f"{path}gate_up_proj{ending}", dim, found)
 
 
 def together(module: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,10 +179,10 @@ def _along(names: Sequence[str], theirs: str, dim: int, found: Sequence[Any]) ->
 
 
 def _outputs(layer: Any) -> int:
-    return int(layer.weight.shape[_outputs_dim(layer)])
+    return int(layer.weight.shape[outputs_dim(layer)])
 
 
-def _outputs_dim(layer: Any) -> int:
+def outputs_dim(layer: Any) -> int:
     """The dim of a layer's weight that has its outputs: the last one of a `Conv1D` of transformers."""
     return 1 if type(layer).__name__ == "Conv1D" else 0
 

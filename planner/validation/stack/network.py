@@ -30,6 +30,10 @@ _GIGABIT = 1e9 / 8
 _PARTS = r"(?i:nics?|gpus?|ports?|links?|hcas?|cards?|rails?) "
 """Words for parts of which a node may have several: a rate before them is that of one part."""
 
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_TIMES = r"(?:(\d+)\s*[x×]\s*)?"
+"""A rate, and how often it is there."""
+
 _QUAD = 4
 """Devices of a V100 node in which all six NVLinks of each device go to the others, as those of eight do in a DGX-1: an
 all-reduce on four of Jean Zay reaches 124 of 150 GB/s (bigscience-workshop/bigscience
@@ -140,10 +144,6 @@ def stated_bandwidth(row: Row) -> float | None:
         chip = row.text("profile").partition("-")[0]
         whole = bare if float(bare[1]) > _PORTS.get(chip, math.inf) else None
     return float(whole[1]) * _GIGABIT / node if whole else None
-
-
-_NUMBER = r"(\d+(?:\.\d+)?)"
-_TIMES = r"(?:(\d+)\s*[x×]\s*)?"
 
 
 def _in_gigabits(text: str) -> str:

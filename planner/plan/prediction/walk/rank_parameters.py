@@ -1,6 +1,5 @@
 """The parameters of a pipeline rank: their memory, and what they take once a step."""
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,7 @@ class RankParameters:
         for name in self.names:
             tensor, stored, owner = graph.types[name], self.bound.parameters[name], self.owners.get(name)
             if name in graph.differentiable and not (owner is not None and self.update.served):
-                pieces[name] = math.prod(tensor.shape) * local_share(tensor.shape, stored.state, sizes)
+                pieces[name] = tensor.numel * local_share(tensor.shape, stored.state, sizes)
         return update_temporaries(self.bound, pieces, (), fused=True)
 
     def keep_unread(self) -> None:
