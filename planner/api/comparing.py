@@ -15,7 +15,8 @@ from itertools import product
 from typing import Any, Unpack
 
 from costmodels.goodput import DAY, Goodput
-from hardware_profiles import Machine, parts_of
+from hardware_profiles import Cluster, Machine, parts_of
+from hardware_profiles.network import capacity_of
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import number, public
 from planner.api.jobs import HARDWARE, TracedModel, machine_given
@@ -23,6 +24,7 @@ from planner.api.requesting import checked
 from planner.api.search_options import SearchOptions
 from planner.api.searching import search, trace
 from planner.errors import PlannerError, RequestError
+from planner.graph.fp8 import WORD
 from planner.plan.plan import Plan
 from planner.strategy_search.job import default_precision
 from planner.strategy_search.result import Progress
@@ -233,11 +235,11 @@ def compare(
     for which, name, count, stack in product(models, names, counts, stacks):
         if stop():
             return CaseComparison(outcomes=_scaled(found), stopped=True)
-        machine = machine_given(name, software=stack, devices=count)
+        machine = machine_given(name, cluster=options.get("cluster"), software=stack, devices=count)
         case = Case(model=_name(which), hardware=machine.name, devices=count, software=stack)
         (on_case or _unheard)(case)
-        known = _traced(which, machine, options, traced)
-        outcome = _searched(case, known, machine, options, on_progress, stop)
+        known, left = _traced(which, machine, options, traced)
+        outcome = _searched(case, known, machine, left, on_progress, stop)
         rate = prices.get(full_profile(name))
         found.append(replace(outcome, tokens=tokens, price=rate, slowdown=losses.slowdown(count)))
     return CaseComparison(outcomes=_scaled(found), stopped=stop())
@@ -271,8 +273,9 @@ def capacity(
     _check_tokens(tokens)
     if "," in hardware and ":" not in hardware:
         raise RequestError(f"hardware = {hardware}: capacity looks at one profile; ask once for each of them")
-    node = parts_of(machine_given(hardware))[0].devices_per_node or 8
-    sizes = sorted({node * times * 2**k for times in (1, 3) for k in range(24) if node * times * 2**k <= most})
+    machine = machine_given(hardware, cluster=options.get("cluster"))
+    node, room = parts_of(machine)[0].devices_per_node or 8, min(most, _room(machine))
+    sizes = sorted({node * times * 2**k for times in (1, 3) for k in range(24) if node * times * 2**k <= room})
     if not sizes:
         raise RequestError(f"most = {most}: a node of {hardware} has {node} devices; give at least as many")
     looked: dict[int, Outcome] = {}
@@ -298,6 +301,11 @@ def capacity(
     return Capacity(days=days, looked_at=tuple(looked[size] for size in sorted(looked)))
 
 
+def _room(machine: Machine) -> float:
+    """Number of devices that the levels of a machine join; infinite where the outermost says no number."""
+    return math.inf if not isinstance(machine, Cluster) else capacity_of(machine.levels) or math.inf
+
+
 def _near(sizes: Sequence[int], wanted: float) -> int:
     """The first size that is at least as large as wanted, else the last."""
     return next((at for at, size in enumerate(sizes) if size >= wanted), len(sizes) - 1)
@@ -315,9 +323,8 @@ def _searched(
     on_progress: Callable[[Progress], None] | None,
     stop: Callable[[], bool],
 ) -> Outcome:
-    asked: SearchOptions = {**options, "seq_len": None, "precision": None}  # the traced model has them
     try:
-        found = search(model, machine, on_progress=on_progress, cancelled=stop, **asked)
+        found = search(model, machine, on_progress=on_progress, cancelled=stop, **options)
     except PlannerError as error:
         return Outcome(case=case, plan=None, reason=str(error))
     return Outcome(case=case, plan=found.plan)
@@ -328,16 +335,20 @@ def _traced(
     machine: Machine,
     options: SearchOptions,
     known: dict[tuple[str, str], TracedModel],
-) -> TracedModel:
-    """Trace the model once for all hardware that computes in one precision."""
+) -> tuple[TracedModel, SearchOptions]:
+    """The model, traced once for all hardware that computes in one precision, and the options that it and the machine
+    do not have yet."""
+    left: SearchOptions = {**options, "cluster": None}
     if isinstance(model, TracedModel):
-        return model
-    precision = options.get("precision") or default_precision(machine)
+        return model, left
+    precision = None if (asked := options.get("precision")) == WORD else asked
+    precision = precision or default_precision(machine)
     if (model, precision) not in known:
         known[model, precision] = trace(
             model, seq_len=options.get("seq_len"), precision=precision, graph_cache=options.get("graph_cache")
         )
-    return known[model, precision]
+    left["seq_len"], left["precision"] = None, WORD if asked == WORD else None
+    return known[model, precision], left
 
 
 def _scaled(found: Sequence[Outcome]) -> tuple[Outcome, ...]:

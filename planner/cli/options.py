@@ -34,6 +34,48 @@ DEFAULT_HARDWARE = "h100-80gb"
 LEFT_OUT = " Where not given, plan search decides it, and plan estimate takes 1."
 """What an open degree means; only `plan help` has room for it."""
 
+Levels = Annotated[
+    str | None,
+    word(
+        JOB,
+        "LEVELS",
+        "Network levels, innermost first, as in node=4,rack=8@50,cluster@25/2. They override those of the profile."
+        " The example means: 4 devices per node; 8 nodes per rack at 50 GB/s per device and direction; 25 GB/s"
+        " beyond, with 2 devices per uplink. A level keeps the profile's numbers that you leave out.",
+    ),
+]
+SeqLen = Annotated[
+    int | None,
+    count(
+        JOB,
+        "--seq-len",
+        "Sequence length in tokens, as in 8192 or 32k (default: the model's own). 32k is 32,768.",
+        most=2**31,
+    ),
+]
+GlobalBatch = Annotated[
+    int | None,
+    count(
+        JOB,
+        "--global-batch",
+        "Global batch size in samples, as in 512 or 1k (default: 4 per device). 1k is 1,024. The default is 32 per"
+        " device for images (Goyal et al. 2017), and 2,048 for clicks (Naumov et al. 2019).",
+        most=2**31,
+    ),
+]
+Precision = Annotated[
+    str | None,
+    word(
+        JOB,
+        "WORD",
+        "Compute dtype: bf16, fp16, fp32, tf32 or fp8. tf32 is fp32 with matrix products in TF32. fp8 is bf16 with"
+        " linear layers in fp8. Master weights are fp32. The default is fp16 on V100 and Ascend 910A, which"
+        " have no matrix units for bf16.",
+        "bf16; fp32 on CPUs",
+        known=completion.precisions,
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -71,47 +113,10 @@ class Options:
             meant=hardware_of,
         ),
     ] = None
-    cluster: Annotated[
-        str | None,
-        word(
-            JOB,
-            "LEVELS",
-            "Network levels, innermost first, as in node=4,rack=8@50,cluster@25/2. They override those of the profile."
-            " The example means: 4 devices per node; 8 nodes per rack at 50 GB/s per device and direction; 25 GB/s"
-            " beyond, with 2 devices per uplink. A level keeps the profile's numbers that you leave out.",
-        ),
-    ] = None
-    seq_len: Annotated[
-        int | None,
-        count(
-            JOB,
-            "--seq-len",
-            "Sequence length in tokens, as in 8192 or 32k (default: the model's own). 32k is 32,768.",
-            most=2**31,
-        ),
-    ] = None
-    global_batch: Annotated[
-        int | None,
-        count(
-            JOB,
-            "--global-batch",
-            "Global batch size in samples, as in 512 or 1k (default: 4 per device). 1k is 1,024. The default is 32 per"
-            " device for images (Goyal et al. 2017), and 2,048 for clicks (Naumov et al. 2019).",
-            most=2**31,
-        ),
-    ] = None
-    precision: Annotated[
-        str | None,
-        word(
-            JOB,
-            "WORD",
-            "Compute dtype: bf16, fp16, fp32, tf32 or fp8. tf32 is fp32 with matrix products in TF32. fp8 is bf16 with"
-            " linear layers in fp8. Master weights are fp32. The default is fp16 on V100 and Ascend 910A, which"
-            " have no matrix units for bf16.",
-            "bf16; fp32 on CPUs",
-            known=completion.precisions,
-        ),
-    ] = None
+    cluster: Levels = None
+    seq_len: SeqLen = None
+    global_batch: GlobalBatch = None
+    precision: Precision = None
     optimizer: Annotated[
         str | None,
         word(JOB, "WORD", "Optimizer: adamw, sgd (momentum), lamb or muon.", "adamw", known=completion.optimizers),

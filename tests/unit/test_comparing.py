@@ -66,6 +66,35 @@ def test_a_case_that_does_not_fit_says_why_and_the_others_stand(traced: planner.
     assert found.fastest is found.outcomes[0]
 
 
+def test_levels_and_precision_are_those_of_every_case(traced: planner.TracedModel) -> None:
+    pinned = {"micro_batch": 1, "recompute": "none", "zero": 0}
+    levels, degrees = "node=4,cluster@25", {"data": 16, **pinned}
+    (one,) = planner.compare(traced, "h100", devices=16, cluster=levels, pinned=degrees).outcomes
+    assert one.plan is not None
+    assert (one.plan.cluster.devices, one.plan.cluster.composition) == (16, "node=4@450,cluster@25")
+    with refused(RequestError, "6 devices", "4 and 8"):
+        planner.compare(traced, "h100", devices=6, cluster=levels)
+    (other,) = planner.compare(traced, "h100", devices=1, precision="bf16").outcomes
+    assert "the model is traced" in other.reason
+    (named,) = planner.compare("llama-tiny", "h100", devices=1, precision="fp8", seq_len=32, pinned=pinned).outcomes
+    assert named.plan is not None
+    assert named.plan.training.precision == "bf16"
+
+
+def test_no_more_devices_are_tried_than_the_levels_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def compare(model: Any, hardware: Any, *, devices: int, tokens: float, **options: Any) -> comparing.CaseComparison:
+        assert options["cluster"] == "node=4,cluster=6"
+        asked.append(devices)
+        case = Case(model="llama-tiny", hardware="h", devices=devices)
+        return comparing.CaseComparison(outcomes=(Outcome(case=case, plan=None, tokens=tokens),))
+
+    monkeypatch.setattr(comparing, "compare", compare)
+    found = planner.capacity("llama-tiny", "h100", days=1, tokens=1e9, cluster="node=4,cluster=6")
+    assert (found.answer, max(asked)) == (None, 24)
+
+
 def test_the_fewest_devices_that_are_enough_are_found(
     traced: planner.TracedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +200,21 @@ def test_a_capacity_that_no_number_of_devices_has_is_refused_at_once(monkeypatch
 )
 def test_days_beyond_those_available_look_like_it(days: float, available: float, told: str) -> None:
     assert days_text(days, available) == told
+
+
+@pytest.mark.parametrize("command", [["compare", "--devices", "8"], ["capacity", "--days", "1", "--tokens", "1T"]])
+def test_commands_have_levels_and_precision(command: list[str]) -> None:
+    call = [*command, "--model", "llama-tiny"]
+    wrong = CliRunner().invoke(app, [*call, "--cluster", "nod=4,cluster@25"])
+    assert "--cluster 'nod=4,cluster@25': h100-80gb has no level called nod; did you mean node?" in wrong.output
+    wrong = CliRunner().invoke(app, [*call, "--cluster", "node=4,cluster@25", "--precision", "fp9"])
+    assert "unknown value for precision: 'fp9'" in wrong.output
+
+
+def test_levels_and_precision_are_not_given_with_a_plan_file() -> None:
+    for option in (["--cluster", "node=4,cluster"], ["--precision", "bf16"]):
+        for more in ([], ["--engines", "torch"]):
+            assert "a.json: " in CliRunner().invoke(app, ["compare", "a.json", *option, *more]).output
 
 
 @pytest.mark.slow

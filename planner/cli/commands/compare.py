@@ -1,6 +1,7 @@
 """`plan compare`: cases side by side (`compare_cases.py`), or a prediction compared with a measured run, part by part
 (`compare_measured.py`)."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,18 +11,16 @@ from planner.cli.commands.compare_cases import (
     AsCsv,
     CheckpointTime,
     Failures,
-    GlobalBatch,
     PerReplica,
     Price,
     RestartTime,
-    SeqLen,
     Tokens,
     compared,
 )
 from planner.cli.commands.compare_measured import compare_measured
 from planner.cli.errors import reporting
 from planner.cli.option_kinds import JOB
-from planner.cli.options import DEFAULT_HARDWARE, Options
+from planner.cli.options import DEFAULT_HARDWARE, GlobalBatch, Levels, Options, Precision, SeqLen
 from planner.cli.output import write_json
 from planner.cli.spoken import hardware_of, model_of, parse_counted
 from planner.errors import RequestError
@@ -87,6 +86,8 @@ def compare(
     tokens: Tokens = None,
     seq_len: SeqLen = None,
     global_batch: GlobalBatch = None,
+    cluster: Levels = None,
+    precision: Precision = None,
     per_replica: PerReplica = None,
     price: Price = None,
     failures: Failures = 0.0,
@@ -119,24 +120,27 @@ def compare(
     with reporting(as_json):
         about_cost = (software, tokens, price) if engines is not None else (software, tokens, price, model, devices)
         money = any(one is not None for one in about_cost) or failures or checkpoint_time or restart_time or as_csv
+        job = Options(
+            cluster=cluster, seq_len=seq_len, global_batch=global_batch, precision=precision, per_replica=per_replica,
+            as_json=as_json,
+        )  # fmt: skip
         if engines is not None:
             if money:
                 raise RequestError(
-                    "--engines compares engines for one job; give only --model, --devices, --hardware, --global-batch,"
-                    " --seq-len and --per-replica with it"
+                    f"--engines compares engines for one job; give only --model, --devices, --hardware, {_OF_JOB} with"
+                    " it"
                 )
-            job = _job(model, devices, hardware, global_batch, seq_len, per_replica, as_json)
-            _compare_engines(plan_file, engines, job)
+            _compare_engines(plan_file, engines, _on_machine(job, model, devices, hardware))
             return
         if plan_file is None:
             if model is None:
                 raise RequestError("give a plan file and a measurement, or --model NAME and --devices N")
             compared(
                 model, hardware or DEFAULT_HARDWARE, devices, software, tokens, price, failures, checkpoint_time,
-                restart_time, seq_len, global_batch, per_replica or (), as_json=as_json, as_csv=as_csv,
+                restart_time, job, as_csv=as_csv,
             )  # fmt: skip
             return
-        if money or any(one is not None for one in (seq_len, global_batch, per_replica)):
+        if money or _decided(job):
             raise RequestError(
                 f"{plan_file}: with a plan file give only a measurement; --model searches plans, without a file"
                 f"{', and --csv prints them: plan compare ... --csv > FILE' if as_csv else ''}"
@@ -147,24 +151,21 @@ def compare(
         )  # fmt: skip
 
 
-def _job(
-    model: str | None,
-    devices: str | None,
-    hardware: str | None,
-    global_batch: int | None,
-    seq_len: int | None,
-    per_replica: list[str] | None,
-    as_json: bool,
-) -> Options:
+_OF_JOB = "--cluster, --seq-len, --global-batch, --precision and --per-replica"
+
+
+def _decided(job: Options) -> bool:
+    """Whether one of `_OF_JOB` is given."""
+    return any(name != "as_json" for name in job.given())
+
+
+def _on_machine(job: Options, model: str | None, devices: str | None, hardware: str | None) -> Options:
     """The job that engines are compared for."""
-    return Options(
+    return replace(
+        job,
         model=None if model is None else model_of(model),
         devices=None if devices is None else parse_counted("--devices", devices),
         hardware=hardware_of(hardware),
-        global_batch=global_batch,
-        seq_len=seq_len,
-        per_replica=per_replica,
-        as_json=as_json,
     )
 
 
@@ -173,11 +174,8 @@ def _compare_engines(plan_file: Path | None, engines: str, job: Options) -> None
 
     if (plan_file is None) == (job.model is None):
         raise RequestError("--engines: give either a plan file, or --model and --devices")
-    more = (job.devices, job.global_batch, job.seq_len, job.per_replica)
-    if plan_file is not None and any(one is not None for one in more):
-        raise RequestError(
-            f"{plan_file}: the plan decides the job; leave out --devices, --global-batch, --seq-len and --per-replica"
-        )
+    if plan_file is not None and _decided(replace(job, hardware=None)):
+        raise RequestError(f"{plan_file}: the plan decides the job; leave out --devices, {_OF_JOB}")
     _, rows = compared(plan_file, engines, job)
     if job.as_json:
         rows_content = [row.content() for row in rows]

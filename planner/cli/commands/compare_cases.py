@@ -13,7 +13,8 @@ import typer
 
 from planner.cli.errors import reporting
 from planner.cli.graph_folder import cache_folder
-from planner.cli.option_kinds import JOB, count, word
+from planner.cli.option_kinds import JOB, word
+from planner.cli.options import GlobalBatch, Levels, Options, Precision, SeqLen
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
 from planner.cli.spoken import model_of, parse_counted, parse_tokens
@@ -52,18 +53,6 @@ RestartTime = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="Time from a failure until training continues.", min=0, rich_help_panel=MONEY),
 ]
-SeqLen = Annotated[
-    int | None, count(JOB, "--seq-len", "Sequence length in tokens, as in 32k (default: the model's own).", 2**31)
-]
-GlobalBatch = Annotated[
-    int | None,
-    count(
-        JOB,
-        "--global-batch",
-        "Global batch size in samples (default: 4 per device). The default is 32 of images, and 2,048 of clicks.",
-        2**31,
-    ),
-]
 PerReplica = Annotated[
     list[str] | None,
     word(
@@ -88,19 +77,16 @@ def compared(
     failures: float,
     checkpoint_time: float,
     restart_time: float,
-    seq_len: int | None,
-    global_batch: int | None,
-    per_replica: Sequence[str],
+    job: Options,
     *,
-    as_json: bool,
     as_csv: bool,
 ) -> None:
-    """What `plan compare --model` does."""
+    """What `plan compare --model` does; `job` is what all cases share."""
     from planner.api.comparing import compare
 
     if devices is None:
         raise RequestError("missing --devices N, or several, as in --devices 32,64,128")
-    _one_form(as_json, as_csv)
+    _one_form(job.as_json, as_csv)
     with _told() as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
         found = compare(
             [model_of(name) or name for name in _parts(models)],
@@ -115,14 +101,16 @@ def compared(
             on_case=lambda case: wait.phase(_phase(case)),
             on_progress=wait.searched,
             cancelled=stopped,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            per_replica=per_replica,
+            cluster=job.cluster,
+            seq_len=job.seq_len,
+            global_batch=job.global_batch,
+            precision=job.precision,
+            per_replica=job.per_replica or (),
             graph_cache=cache_folder(None),
         )
     if not found.outcomes:
         raise KeyboardInterrupt("interrupted before there was a plan")
-    if as_json:
+    if job.as_json:
         write_json("plan compare --model", comparison_content(found))
     elif as_csv:
         _write_csv(found.to_rows())
@@ -148,6 +136,8 @@ def capacity(
     restart_time: RestartTime = 0.0,
     seq_len: SeqLen = None,
     global_batch: GlobalBatch = None,
+    cluster: Levels = None,
+    precision: Precision = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
@@ -175,8 +165,10 @@ def capacity(
                 on_case=lambda case: wait.phase(_phase(case)),
                 on_progress=wait.searched,
                 cancelled=stopped,
+                cluster=cluster,
                 seq_len=seq_len,
                 global_batch=global_batch,
+                precision=precision,
                 graph_cache=cache_folder(None),
             )
         if not found.looked_at:
