@@ -12,6 +12,7 @@
     ├── RunError                a failed run: a rank failed, was killed, or hangs
     ├── InfeasibleError         nothing fits into the memory of the devices
     │   └── LimitError          a limit of the planner itself was reached before there was a plan
+    │       └── LateError       the time limit was over before the search began
     ├── NonFiniteError          a loss or a gradient of a training step is NaN or infinite
     └── LossSpikeError          a loss far above those before it, if the run is to stop then
 
@@ -100,6 +101,10 @@ class LimitError(InfeasibleError):
     def __init__(self, message: str, *, memory: bool = False) -> None:
         super().__init__(message)
         self.memory = memory
+
+
+class LateError(LimitError):
+    """The time limit was over before the search began."""
 
 
 class NonFiniteError(PlannerError):

@@ -51,6 +51,9 @@ GRACE = 0.5
 FINISH = 0.2
 """Of the time limit, what pricing the best plans may take after it, relatively."""
 
+LATE = FINISH / 2
+"""Of the time limit, by how much a search may begin too late, relatively: its first plan takes a part of `FINISH`."""
+
 _FINISH_SECONDS = 1.0  # but so long at least
 _EVERY = 0.02  # seconds between two readings of the memory
 _LARGE = 2**24  # bytes from which a table is asked for before it is made
@@ -133,6 +136,13 @@ def checked(items: Iterable[_Item]) -> Iterator[_Item]:
     for item in items:
         check()
         yield item
+
+
+def check_late() -> None:
+    """`check` where a search begins, with `LATE` more of the time limit: it first finds a plan that it can return."""
+    limits = _CURRENT.get()
+    if limits is not None:
+        replace(limits, ends=limits.ends + LATE * limits.seconds).check()
 
 
 def reached() -> bool:
@@ -258,11 +268,17 @@ def interrupting(doing: str) -> Iterator[None]:
     except (_Interrupted, LimitError) as error:
         watch.stop()  # which may have been what was interrupted
         why = watch.why if watch.why is not None else error if isinstance(error, LimitError) else limits.late()
-        raise LimitError(f"{doing}: {why}", memory=why.memory) from None
+        raise _nothing_yet(doing, why) from None
     except Exception:
         if watch.why is not None:  # what was interrupted made another error of it
-            raise LimitError(f"{doing}: {watch.why}", memory=watch.why.memory) from None
+            raise _nothing_yet(doing, watch.why) from None
         raise
+
+
+def _nothing_yet(doing: str, why: LimitError) -> LimitError:
+    """The error where what comes before a search was interrupted."""
+    more = "let the planner have more memory (--planner-memory)" if why.memory else "give it more time (--time-limit)"
+    return LimitError(f"{doing}: {why}, and nothing was searched; {more}", memory=why.memory)
 
 
 class _Watch(threading.Thread):
@@ -288,10 +304,10 @@ class _Watch(threading.Thread):
             try:
                 grace.check()
             except LimitError as error:
-                pause = _AGAIN
                 if importing < LONGEST_IMPORT and _imports_a_library(self.target):
                     importing += pause
                     continue
+                pause = _AGAIN
                 with self._lock:
                     if not self._over.is_set():
                         self.why = self.why or error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.cli.graph_folder import is_kept
 from planner.cli.values import parse_memory
+from planner.errors import LateError
 
 if TYPE_CHECKING:
     from planner.cli.options import Options
@@ -44,8 +45,13 @@ def within_limits(options: "Options") -> Iterator[None]:
     with limited(options.time_limit, spent=0.0 if began is None else time.monotonic() - began):
         import planner.strategy_search.objectives
 
-        if not is_kept(options):
+        if not (kept := is_kept(options)):
             import planner.graph.trace  # noqa: F401, loads PyTorch
 
         with limited(memory=default_memory() if memory is None else memory):
-            yield
+            try:
+                yield
+            except LateError as error:
+                if kept or not is_kept(options):
+                    raise
+                raise LateError(f"{error}, or the same command again, which finds the graph of the model") from error

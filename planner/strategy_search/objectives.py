@@ -33,6 +33,7 @@ from planner.strategy_search.refinement.placing import with_placing
 from planner.strategy_search.refinement.rings import with_rings, with_rings_around_best
 from planner.strategy_search.refinement.simplicity import with_simplicity
 from planner.strategy_search.refinement.unequal import with_unequal_stages
+from planner.strategy_search.request.limit_words import check_begin
 from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.variants import best_of_variants
@@ -58,6 +59,7 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     """
     score = {"memory": _peak, "cost": _cost}.get(request.objective, _step)
     with limited(request.time_limit):
+        check_begin(request)
         found = best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled), score)
     if request.update.served and not found.plan.training.update.served:
         raise RequestError(
@@ -280,6 +282,7 @@ def front(
     with limited(request.time_limit):
         if cancelled():
             return ()
+        check_begin(request)
         by_cost = request.objective == "cost"
         if not by_cost:
             of_one_kind(request.cluster, "search by memory")  # before the first search

@@ -28,7 +28,7 @@ from types import MappingProxyType
 
 from hardware_profiles import MixedCluster
 from planner.errors import InfeasibleError, LimitError
-from planner.limits import check, limited
+from planner.limits import check_late, finishing, limited
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.exploration.attempt import Attempt
@@ -85,7 +85,7 @@ def search(
     )
     with limited(request.time_limit):
         try:
-            check()
+            check_late()
             return _searched(request, options, shared or Shared())
         except (LimitError, MemoryError) as error:
             raise nothing_before(request, error) from error
@@ -97,7 +97,8 @@ def _searched(request: SearchRequest, options: SearchOptions, shared: Shared) ->
     asked, stated, overfull, proved = request, None, None, math.inf
     low, high = 0.0, math.inf  # memory in which nothing fits; memory with which the plan found was overfull
     for tried in range(1, _ROUNDS + 1):
-        attempt = Attempt(asked, options, shared, limits=stated, with_more_memory=proved)
+        with finishing():
+            attempt = Attempt(asked, options, shared, limits=stated, with_more_memory=proved)
         try:
             return attempt.run()
         except OverfullError as error:

@@ -20,6 +20,7 @@ from planner.limits import (
     Limits,
     available_bytes,
     check,
+    check_late,
     checked,
     finishing,
     interrupting,
@@ -96,6 +97,17 @@ def test_what_was_found_is_priced_under_limits_of_its_own() -> None:
                 check()
         with pytest.raises(LimitError):
             check()
+
+
+def test_a_search_may_begin_a_tenth_of_the_limit_late() -> None:
+    now = [0.0]
+    with limited(seconds=20.0, clock=lambda: now[0]):
+        now[0] = 21.9
+        check_late()
+        now[0] = 22.1
+        with refused(LimitError, "20 s"):
+            check_late()
+    check_late()
 
 
 class Endless(nn.Module):

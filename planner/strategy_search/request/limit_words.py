@@ -1,12 +1,27 @@
 """The message if a limit of the planner was reached before there was a plan: which limit, what is large, and what
 helps."""
 
-from planner.errors import LimitError
+from planner.errors import LateError, LimitError
+from planner.limits import check_late
 from planner.strategy_search.request.request import SearchRequest
 
 NO_PLAN = "no plan that fits was found before the search was stopped"
 
 _MANY = 1000  # operators
+
+
+def check_begin(request: SearchRequest) -> None:
+    """Raise LateError where the time limit was over before the search of a request begins; LimitError where the planner
+    has no memory left."""
+    try:
+        check_late()
+    except LimitError as error:
+        if error.memory:
+            raise
+        raise LateError(
+            f"reading {request.model.reference} took all the time: {error}, and nothing was searched; give it more time"
+            " (--time-limit)"
+        ) from error
 
 
 def nothing_before(request: SearchRequest, error: LimitError | MemoryError) -> LimitError:

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from planner.cli import limiting
 from planner.cli.commands import repricing
 from planner.cli.commands import show as showing
 from planner.cli.commands.plan import undisturbed
 from planner.cli.limiting import whole_process
+from planner.cli.options import Options
 from planner.cli.waiting import Waiting, news_of, waiting
+from planner.errors import LateError
 from planner.plan.compare import differences
 from planner.strategy_search.analysis import sensitivity
 from planner.strategy_search.exploration.evaluator import Evaluator
@@ -60,6 +63,18 @@ def test_an_interrupt_keeps_the_best_plan_so_far(plan: Any, interrupting: Callab
     assert content["search"]["evaluated"] == 2
     assert plan("verify", "plan.json").code == 0
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_graph_that_was_kept_too_late_is_found_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*kept: bool) -> str:
+        answers = iter(kept)
+        monkeypatch.setattr(limiting, "is_kept", lambda options: next(answers))
+        with pytest.raises(LateError) as caught, limiting.within_limits(Options(model="llama-tiny")):
+            raise LateError("give it more time (--time-limit)")
+        return str(caught.value)
+
+    assert told(False, True).endswith("(--time-limit), or the same command again, which finds the graph of the model")
+    assert told(False, False) == told(True) == "give it more time (--time-limit)"
 
 
 def test_an_interrupted_report_says_so(plan: Any, interrupting: Callable[..., None]) -> None:

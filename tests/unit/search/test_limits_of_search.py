@@ -17,10 +17,11 @@ from torch import nn
 import planner
 import planner.limits
 import planner.strategy_search.decomposition.pieces
-from planner.errors import LimitError, RequestError
+from planner.errors import LateError, LimitError, RequestError
 from planner.limits import Limits, limited, resident_bytes
 from planner.sharding.update import PLAIN
 from planner.strategy_search.decomposition.block_ranges import block_ranges_of
+from planner.strategy_search.objectives import front, plan_for
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 from planner.strategy_search.solvers.elimination.improving import improved
@@ -174,6 +175,20 @@ def test_the_size_of_a_graph_is_named_where_nothing_was_found() -> None:
     count = len(request.graph.operators)
     with refused(LimitError, "residual", count, "0 s"):
         search(request)
+
+
+def test_where_reading_took_a_little_too_long_there_is_a_conventional_plan_and_later_the_reason() -> None:
+    now, request = [0.0], request_of("residual", cluster_of("cpu", 4), 8)
+    with limited(10.0, clock=lambda: now[0]):
+        now[0] = 10.9
+        found = plan_for(request, lambda progress: None, lambda: False)
+        assert found.statistics.stopped
+        assert found.bound_seconds <= found.plans[0].objective
+        now[0] = 11.1
+        with refused(LateError, "reading residual", "10 s", "nothing was searched", "--time-limit"):
+            plan_for(request, lambda progress: None, lambda: False)
+        with pytest.raises(LateError):
+            front(request)
 
 
 def test_nothing_is_read_of_a_machine_without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
