@@ -379,6 +379,25 @@ def lonely_experts() -> nn.Module:
     return model
 
 
+class Mixtures(nn.Module):
+    """Two mixtures of experts that read the same."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, x_BSH: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return self.one(x_BSH)[0] + self.other(x_BSH)[0], None
+
+
+def mixtures() -> nn.Module:
+    """Blocks with two mixtures of experts each, side by side."""
+    model, more = Llama(MIXTURE), Llama(MIXTURE)
+    for layer, other in zip(model.model.layers, more.model.layers, strict=True):
+        layer.mlp = Mixtures(layer.mlp, other.mlp)
+    return model
+
+
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": lambda: Llama(LLAMA),
     "llama64": lambda: Llama(LLAMA).double(),
@@ -407,6 +426,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "ungated64": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32, gated=False)).double(),
     "mixture-frozen": frozen_experts,
     "adapted64": adapted,
+    "mixtures": mixtures,
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
     "deepseek": lambda: Deepseek(DEEPSEEK),

@@ -21,8 +21,10 @@ PAIRS: list[Any] = [
     ("mixture", "samples", (2, 1), 3, FULL),
     pytest.param("mixture-frozen", "samples", (2, 1), 3, FULL, marks=pytest.mark.thorough),
     pytest.param("mixture64", "samples", (2, 1), 3, {"fp8": Fp8(recipe="rowwise"), **FULL}, marks=pytest.mark.thorough),
+    pytest.param("mixtures", "samples", (2, 1), 3, FULL, marks=pytest.mark.thorough),
     *rarely(
         [
+            ("mixtures", "samples", (2, 1), 4, {}),
             ("mixture", "samples", (2, 1), 4, {}),
             ("balanced", "samples", (2, 1), 0, {**TWO, **SELECTIVE}),
             ("capped", "samples", (2, 1), 1, FULL),

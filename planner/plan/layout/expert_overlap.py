@@ -4,9 +4,11 @@
      └───────────────────> gate, up, silu ───────────> down ───────────┘          shared experts, or whatever is there
                               `there`                  `back`
 
-Operators that neither make what the experts read nor read what they make are *beside* them. A plan names the experts
-whose exchange is overlapped, by the operator in the first block of its kind. It says how many of the operators beside
-them, in order, run during the dispatch to the experts; the others run during the combine (`Training.expert_overlap`).
+Operators that neither make what the experts read nor read what they make are *beside* them. In a block with several
+experts that exchange rows, an operator is beside one of them: the last ones before it, else the first ones behind it;
+and no experts are beside others. A plan names the experts whose exchange is overlapped, by the operator in the first
+block of its kind. It says how many of the operators beside them, in order, run during the dispatch to the experts; the
+others run during the combine (`Training.expert_overlap`).
 In the backward pass everything goes the other way round, and the gradients of the experts' own weights are computed
 while the gradients of their rows are sent. So experts with nothing beside them overlap too. Over several axes, the
 messages of the outermost axis, the slowest, are overlapped.
@@ -113,20 +115,45 @@ def in_parts_order(operators: Sequence[int], overlaps: Iterable[ExpertOverlap]) 
     return tuple(one for at in operators if at not in moved for one in (at, *following.get(at, ())))
 
 
-def _beside(bound: BoundPlan, at: int, behind: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    """Operators of their block that neither make what these experts read nor read what they make."""
+def _beside(bound: BoundPlan, at: int, behind: Mapping[int, Sequence[int]]) -> list[int]:
+    """Operators of their block that can run during the exchange of these experts, in order."""
     block = bound.blocks.block_of(at)
     if block is None or bound.plan.training.interleave > 1:  # other micro-batches compute meanwhile
-        return
+        return []
     inside, stop = bound.blocks.operators(block), bound.blocks.borders[block + 1]
     if bound.recompute_of(block) is not None:  # only operators that are computed again
         replay = replays(bound.graph, bound.blocks)[bound.blocks.kinds[block]]
         stop = inside.start + replay.moves
-    tied = tied_to(bound.graph, at, inside)
-    at_once = {one: identity for identity, products in behind.items() for one in products}
-    for one in in_order(inside, {key: behind[key] for key in inside if key in behind}):
-        if one != at and one not in tied and one < stop and at_once.get(one, one) not in tied:
-            yield one
+    at_once = {one: identity for identity in inside for one in behind.get(identity, ())}
+    order = in_order(inside, {key: behind[key] for key in inside if key in behind})
+    sizes = bound.plan.mesh.sizes
+    tied = {one: tied_to(bound.graph, one, inside) for one in inside if exchanges(bound.operators[one], sizes)}
+
+    def owner(one: int) -> int | None:
+        """The experts that an operator is beside."""
+        free = [experts for experts in tied if one not in tied[experts]]
+        return max((experts for experts in free if experts < one), default=min(free, default=None))
+
+    found = {one for one in order if one < stop and one not in tied and owner(at_once.get(one, one)) == at}
+    return _that_can_move(bound.graph, at, order, found)
+
+
+def _that_can_move(graph: OperatorGraph, at: int, order: Sequence[int], wanted: set[int]) -> list[int]:
+    """Those of the `wanted` operators of a block that can run right behind operator `at`: whatever they read is made
+    before, and whatever reads them runs after."""
+    place, found = {one: number for number, one in enumerate(order)}, set(wanted)
+
+    def moves(one: int) -> bool:
+        op = graph.operators[one]
+        if place[one] > place[at]:
+            makers = (graph.producer.get(name) for name in op.operands)
+            return all(maker in found or place.get(maker, -1) < place[at] for maker in makers if maker is not None)
+        uses = (use for name in op.results for use in graph.consumers.get(name or "", ()))
+        return all(use in found or place.get(use, len(order)) > place[at] for use in uses)
+
+    while stuck := {one for one in found if not moves(one)}:
+        found -= stuck
+    return [one for one in order if one in found]
 
 
 def tied_to(graph: OperatorGraph, at: int, inside: range) -> set[int]:

@@ -13,7 +13,12 @@ from hardware_profiles import Cluster
 from planner.errors import PlanFileError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.file import dump_plan, parse_plan
-from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of, possible_expert_overlaps
+from planner.plan.layout.expert_overlap import (
+    ExpertOverlap,
+    expert_overlap_name,
+    expert_overlaps_of,
+    possible_expert_overlaps,
+)
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.prediction.predict import predict
@@ -35,10 +40,10 @@ from tests.unit.search.cases import cluster_of, request_of, with_own_network
 ENDLESS = (float("inf"),)
 
 
-def bound_of(**settings: object) -> BoundPlan:
+def bound_of(model: str = "mixture", **settings: object) -> BoundPlan:
     """Two blocks of four experts over two devices, with an MLP that all tokens pass."""
-    plan = by_hand("samples", "mixture", plans.mesh_of(2, 1), **settings)
-    return bind(plan, plans.traced("mixture"), plans.BATCH)
+    plan = by_hand("samples", model, plans.mesh_of(2, 1), **settings)
+    return bind(plan, plans.traced(model), plans.BATCH)
 
 
 def overlapped(bound: BoundPlan, **pinned: object) -> BoundPlan:
@@ -125,6 +130,23 @@ def test_a_block_runs_what_is_beside_its_experts_behind_their_departure() -> Non
     for one in expert_overlaps_of(bound, ()):
         place = order.index(one.at)
         assert tuple(order[place + 1 : place + 1 + len(one.beside)]) == one.beside
+
+
+def test_experts_side_by_side_share_out_what_is_beside_them() -> None:
+    """Every operator runs once, after those that make what it reads."""
+    bound = bound_of("mixtures")
+    possible = list(possible_expert_overlaps(bound, ()))
+    for some in (0, 3, 99):
+        named = {expert_overlap_name(at, bound): min(some, len(beside)) for at, beside in possible}
+        training = replace(bound.plan.training, expert_overlap=tuple(sorted(named.items())))
+        (segments,) = segments_by_stage(replace(bound, plan=replace(bound.plan, training=training)))
+        order = [at for segment in segments for at in segment.operators]
+        assert sorted(order) == list(range(len(bound.operators)))
+        made = {name: place for place, at in enumerate(order) for name in bound.graph.operators[at].results}
+        read = [(place, name) for place, at in enumerate(order) for name in bound.graph.operators[at].operands]
+        assert all(made.get(name, -1) < place for place, name in read)
+    shared = [[bound.graph.operators[one].name for one in beside if one > at] for at, beside in possible]
+    assert all(any("shared_expert" in name for name in names) for names in shared)
 
 
 def test_a_plan_comes_back_from_its_file_and_what_it_names_must_be_there() -> None:
