@@ -62,7 +62,8 @@ def in_parts(
     instructions: dict[int, "Instruction"], overlaps: Sequence[ExpertOverlap], switch: Callable[[], None]
 ) -> Mapping[int, tuple["Instruction", ...]]:
     """Split the experts among the instructions: the first part replaces the whole. Returns the other parts, each with
-    the operator behind which it runs. Every wait for an all-to-all calls `switch` first."""
+    the operator behind which it runs; operators without an instruction run inside of an earlier one. Every wait for an
+    all-to-all calls `switch` first."""
     behind: dict[int, tuple[Instruction, ...]] = {}
     for one in overlaps:
         whole = instructions[one.at]
@@ -70,7 +71,7 @@ def in_parts(
         before = one.at
         parts: tuple[tuple[Part, tuple[int, ...]], ...] = (("compute", one.there), ("arrive", one.back))
         for part, beside in parts:
-            before = beside[-1] if beside else before
+            before = next((other for other in reversed(beside) if other in instructions), before)
             behind[before] = (*behind.get(before, ()), _part(whole, part, switch))
     return behind
 

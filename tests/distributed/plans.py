@@ -17,7 +17,7 @@ from planner.models.adapters import Adapters
 from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.dlrm import DLRM, DLRMConfig
 from planner.models.gpt import GPT, GPTConfig
-from planner.models.llama import Llama, LlamaConfig
+from planner.models.llama import DecoderLayer, Llama, LlamaConfig, initialise
 from planner.models.low_rank import add_adapters
 from planner.models.resnet import ResNet, ResNetConfig
 from planner.models.vit import ViT, ViTConfig
@@ -398,6 +398,24 @@ def mixtures() -> nn.Module:
     return model
 
 
+class Beside(DecoderLayer):
+    """Attention and experts side by side."""
+
+    def forward(
+        self, x_BSH: torch.Tensor, balance: torch.Tensor | None, cos_SD: torch.Tensor, sin_SD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        result_BSH, _ = self.mlp(self.post_attention_layernorm(x_BSH))
+        return x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD) + result_BSH, balance
+
+
+def beside() -> nn.Module:
+    """Blocks that start their experts before attention."""
+    model = Llama(MIXTURE)
+    model.model.layers = nn.ModuleList(Beside(MIXTURE, sparse=True) for _ in model.model.layers)
+    initialise(model)
+    return model
+
+
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": lambda: Llama(LLAMA),
     "llama64": lambda: Llama(LLAMA).double(),
@@ -427,6 +445,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "mixture-frozen": frozen_experts,
     "adapted64": adapted,
     "mixtures": mixtures,
+    "beside": beside,
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
     "deepseek": lambda: Deepseek(DEEPSEEK),

@@ -22,6 +22,7 @@ PAIRS: list[Any] = [
     pytest.param("mixture-frozen", "samples", (2, 1), 3, FULL, marks=pytest.mark.thorough),
     pytest.param("mixture64", "samples", (2, 1), 3, {"fp8": Fp8(recipe="rowwise"), **FULL}, marks=pytest.mark.thorough),
     pytest.param("mixtures", "samples", (2, 1), 3, FULL, marks=pytest.mark.thorough),
+    pytest.param("beside", "folded", (1, 2), 6, {"chunks": 2, **FULL}, marks=pytest.mark.thorough),
     *rarely(
         [
             ("mixtures", "samples", (2, 1), 4, {}),

@@ -64,7 +64,7 @@ def expert_overlaps_of(
         name = expert_overlap_name(at, bound)
         if name in named and named[name] <= len(beside):
             missing.discard(name)
-            found.append(ExpertOverlap(at=at, there=beside[: named[name]], back=beside[named[name] :]))
+            found.append(divided(at, beside, named[name], overlaps))
     if missing and operators is None:
         name = min(missing)
         raise PlanFileError(
@@ -72,6 +72,15 @@ def expert_overlaps_of(
             f" {named[name]} operators beside them; leave it out, or write 0"
         )
     return tuple(found)
+
+
+def divided(at: int, beside: Sequence[int], count: int, overlaps: Iterable[Overlap]) -> ExpertOverlap:
+    """The overlap of experts with the first `count` operators beside them during the dispatch, and those that run in
+    one call with the last of these."""
+    with_others = {product for one in overlaps for product in one.early}
+    while count < len(beside) and beside[count] in with_others:
+        count += 1
+    return ExpertOverlap(at=at, there=tuple(beside[:count]), back=tuple(beside[count:]))
 
 
 def beside_experts(bound: BoundPlan, overlaps: Sequence[Overlap]) -> frozenset[int]:

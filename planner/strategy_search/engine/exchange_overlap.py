@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from hardware_profiles import Bytes, Machine, device_type_of
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlap_name, possible_expert_overlaps
+from planner.plan.layout.expert_overlap import divided, expert_overlap_name, possible_expert_overlaps
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.walk.walk import Walk, walks_of
@@ -85,7 +85,8 @@ def best_expert_overlaps(bound: BoundPlan, cluster: Machine, *, every: bool = Fa
     if not any(operator.rule.op_class == "experts" for operator in bound.operators):
         return ()
     walks, found = tuple[Walk, ...](), dict[str, int]()
-    for at, beside in possible_expert_overlaps(bound, overlaps_of(bound)):
+    overlaps = overlaps_of(bound)
+    for at, beside in possible_expert_overlaps(bound, overlaps):
         name = expert_overlap_name(at, bound)
         if bound.plan.training.interleave > 1:
             found[name] = 0
@@ -93,8 +94,7 @@ def best_expert_overlaps(bound: BoundPlan, cluster: Machine, *, every: bool = Fa
             walks = walks or walks_of(bound, cluster)
             exchanges = walks[walks[0].rank_of[at]].exchanges
             tried = [
-                (sum(exchanges.saves(ExpertOverlap(at=at, there=beside[:count], back=beside[count:]))), -count)
-                for count in range(len(beside) + 1)
+                (sum(exchanges.saves(divided(at, beside, count, overlaps))), -count) for count in range(len(beside) + 1)
             ]
             saved, count = max(tried)
             if saved > 0 or every or bound.plan.schedule_kind.paired:

@@ -15,6 +15,7 @@ from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.layout.expert_overlap import (
     ExpertOverlap,
+    divided,
     expert_overlap_name,
     expert_overlaps_of,
     possible_expert_overlaps,
@@ -34,6 +35,7 @@ from planner.strategy_search.tables.candidates import CandidateLists
 from planner.strategy_search.tables.under_experts import Exchanged, saved_by_exchange
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
+from tests.distributed.overlapping import overlapped as with_products_overlapped
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of, with_own_network
 
@@ -147,6 +149,22 @@ def test_experts_side_by_side_share_out_what_is_beside_them() -> None:
         assert all(made.get(name, -1) < place for place, name in read)
     shared = [[bound.graph.operators[one].name for one in beside if one > at] for at, beside in possible]
     assert all(any("shared_expert" in name for name in names) for names in shared)
+
+
+def test_products_that_run_in_one_call_run_in_the_same_part_of_an_exchange() -> None:
+    """Queries, keys and values of attention beside the experts, under the sum of the gradient of what they read."""
+    bound = bind(with_products_overlapped(by_hand("folded", "beside", plans.mesh_of(1, 2)), "beside", 1),
+                 plans.traced("beside"), plans.BATCH)  # fmt: skip
+    overlaps = overlaps_of(bound)
+    at, beside = next(iter(possible_expert_overlaps(bound, overlaps)))
+    (together,) = ({one.at, *one.early} for one in overlaps if one.at in beside and one.early)
+    assert len(together) == 4
+    assert together <= set(beside)
+    for count in range(len(beside) + 1):
+        one = divided(at, beside, count, overlaps)
+        assert (*one.there, *one.back) == beside
+        assert len(one.there) >= count
+        assert together <= set(one.there) or not together & set(one.there)
 
 
 def test_a_plan_comes_back_from_its_file_and_what_it_names_must_be_there() -> None:
