@@ -5,11 +5,17 @@ with ZeRO 3 not beside a context or tensor parallelism, and not beside a pipelin
 ZeRO 3 beside tensor parallelism is there from 0.19.4 on (deepspeed/runtime/engine.py,
 _configure_tensor_parallel_states); up to 0.19.3 it was refused.
 
-Left out of the space, though the exporter writes it: ZeRO 0.
+Latent attention has no tensor parallelism: AutoTP refuses the plan that transformers has for DeepSeek, and has no
+setting for gradients of the part of keys with positions, which all heads share.
+
+Left out of the space, though the exporter writes it: ZeRO 0, and LAMB, which has no ZeRO there.
 """
 
 from planner.engines.space import EngineSpace, Settings
 
+LATENT_WITHOUT_TENSOR = tuple(
+    (name, (("tensor", 1),)) for name in ("deepseek-tiny", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3")
+)
 _DEGREES = ("tensor", "context", "pipeline")
 
 
@@ -48,6 +54,7 @@ DEEPSPEED = EngineSpace(
             fixed=_alone("pipeline"), interleaved=False, even=True,
         ),
     ),
-    optimizers=("adamw", "lamb", "sgd"),
+    optimizers=("adamw", "sgd"),
     precisions=("bf16", "fp16", "fp32"),
+    models=LATENT_WITHOUT_TENSOR,
 )  # fmt: skip

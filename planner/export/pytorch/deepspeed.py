@@ -11,13 +11,17 @@
                           beside tensor parallelism, whose devices it counts as if each had samples of its own
     experts               expert_parallel.autoep_size (AutoEP, for models of transformers): whole ones, over tensor
                           parallel devices first; not beside a pipeline, nor with ZeRO 3 beside a context, nor with
-                          tensor parallelism beside offload
+                          tensor parallelism beside offload. Tensor parallelism beside experts is there with AutoEP
+                          alone, and takes tensor_parallel.partition_config: AutoTP refuses transformers' own plan
+    optimizer             AdamW, SGD (zero_allow_untested_optimizer); Lamb without ZeRO alone, which would take its
+                          norms over shards
     offload               zero_optimization.offload_optimizer and, with ZeRO 3, offload_param: cpu; nvme with ZeRO 3
     gradients             data_types.grad_accum_dtype for sums, communication_data_type for what is reduced
 
 Experts of models written with `deepspeed.moe.layer.MoE` are set in code. Tensor, context and pipeline parallelism
-cannot be combined. Source: deepspeed 0.19.8, deepspeed/runtime/{config,constants,engine}.py, runtime/zero/config.py,
-runtime/tensor_parallel/config.py, runtime/pipe/{engine,module}.py, module_inject/auto_ep_{config,folding}.py.
+cannot be combined. Source: deepspeed 0.19.8, deepspeed/runtime/{config,constants,engine}.py, runtime/zero/{config,
+utils}.py, runtime/tensor_parallel/config.py, runtime/pipe/{engine,module}.py, module_inject/auto_ep_{config,
+folding}.py, module_inject/{autotp_config,tp_plan_converter}.py.
 """
 
 import json
@@ -28,9 +32,11 @@ from typing import Any
 from hardware_profiles import Home
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
+from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, data_of, gradient_bytes, stages_of
 from planner.export.files.arguments import options_in
 from planner.export.files.settings import Settings
+from planner.export.pytorch.autotp import tensor_section
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
 from planner.export.unmodelled import unmodelled
@@ -46,6 +52,8 @@ _WEIGHTS = 3  # the ZeRO stage that shards weights
 _SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types", "expert_parallel")
 _AUTO_EP = "Mixtral, Qwen3 with experts, DeepSeek-V2 and V3"
 """Models of transformers with experts that AutoEP knows, among those that can be planned."""
+_BUFFER = 100_000_000
+"""Default of `offload_param.buffer_size`: the most elements of a weight that a device reads from its disk."""
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:
@@ -65,6 +73,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_fp8(giving)
     common.give_up_replicas(giving)
     _give_up_splits(giving)
+    _give_up_cut_experts(giving)
     _give_up_zero(giving)
     _give_up_offload(giving)
     _give_up_experts(giving)
@@ -72,6 +81,12 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_partial_recomputation(giving)
     d = giving.description
     pure = _can_be_pure(d) and not d.update.master_weights
+    if d.optimizer == "lamb" and not _takes_lamb(d):
+        raise ExportError(
+            "DeepSpeed's LAMB takes norms of whole weights without ZeRO alone, which sums gradients in the dtype of the"
+            " model and, in bf16, has no pipeline; plan again with --optimizer adamw, or with --zero 0"
+            " --gradient-dtype parameter"
+        )
     common.give_up_updates(
         giving,
         buckets=True,
@@ -110,6 +125,28 @@ def _give_up_splits(giving: Giving) -> None:
         giving.up("embedding over tensor-parallel devices", "vocabulary", "replicated", vocabulary_parallel=False)
 
 
+def _takes_lamb(d: Description) -> bool:
+    """Whether every device updates whole weights.
+
+    The optimizers of ZeRO give FusedLamb a flat shard of all weights of a group, of which it takes one norm
+    (runtime/zero/stage_1_and_2.py, ops/lamb/fused_lamb.py); so does the BF16_Optimizer of a pipeline.
+    """
+    return d.zero == 0 and not _sums_in_16_bits(d) and not (d.pipeline > 1 and d.precision == "bf16")
+
+
+def _give_up_cut_experts(giving: Giving) -> None:
+    """Give up experts that tensor-parallel devices shard: AutoTP leaves experts alone, AutoEP puts them over tensor
+    parallel devices first."""
+    d = giving.description
+    if d.tensor == 1 or d.expert is None or (d.whole_experts and d.expert > 1):
+        return
+    over = d.expert if d.expert % d.tensor == 0 else d.tensor
+    giving.up(
+        "experts beside tensor parallelism", f"each cut by {d.tensor}", f"whole, over {over}", whole_experts=True,
+        expert=over,
+    )  # fmt: skip
+
+
 def _give_up_experts(giving: Giving) -> None:
     d = giving.description
     if d.expert is not None and (d.expert > 1 or d.whole_experts) and not _spreads_experts(d):
@@ -120,18 +157,16 @@ def _spreads_experts(d: Description) -> bool:
     """Whether AutoEP supports these experts together with the rest."""
     if d.expert is None or d.expert == 1 or d.pipeline > 1:
         return False
-    if d.tensor > 1:
-        return d.whole_experts and d.zero < _WEIGHTS and d.states_at == d.weights_at == "device"
-    return d.zero < _WEIGHTS or d.context == 1
+    return d.tensor > 1 or d.zero < _WEIGHTS or d.context == 1
 
 
 def _give_up_zero(giving: Giving) -> None:
     d = giving.description
     if d.pipeline > 1 and d.zero > 1:
         giving.up("ZeRO beside the pipeline", d.zero, 1, zero=1)
-    elif d.tensor > 1 and d.zero == _WEIGHTS and d.whole_experts and (d.expert or 1) > 1:
+    elif d.tensor > 1 and d.zero == _WEIGHTS and d.expert is not None:
         giving.up("ZeRO beside tensor and expert parallelism", d.zero, 2, zero=2)
-    if _sums_in_16_bits(d) and d.shards > 1:
+    if _sums_in_16_bits(d) and d.shards > 1 and d.optimizer != "lamb":
         giving.up("ZeRO", 0, "1: without ZeRO it sums gradients in 16 bits", zero=1)
 
 
@@ -161,8 +196,8 @@ def _ignores(job: Job) -> tuple[str, ...]:
 def _give_up_offload(giving: Giving) -> None:
     """Give up offload that DeepSpeed does not have: ZeRO 1 and 2 offload states to the host, ZeRO 3 states and weights,
     also to disks."""
-    zero = giving.description.zero
-    states = ("host", "disk") if zero == _WEIGHTS else ("host",) if zero else ()
+    zero, folded = giving.description.zero, giving.description.tensor > 1 and giving.description.expert is not None
+    states = ("host", "disk") if zero == _WEIGHTS else ("host",) if zero and not folded else ()
     weights = ("host", "disk") if zero == _WEIGHTS else ()
     common.give_up_offload(giving, states, weights, f"on the device, as ZeRO {zero} has it")
 
@@ -175,20 +210,31 @@ def _dtypes(d: Description) -> tuple[str, ...]:
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`ds_config.json`, and the script that starts a training program with it."""
-    content = json.dumps(_content(job.description, bool(job.overlapped)), indent=2) + "\n"
+    """`ds_config.json`, and the script that starts a training program with it.
+
+    Raises ExportError for tensor parallelism of latent attention: AutoTP refuses the plan that transformers has for
+    DeepSeek, and has no setting for the gradient of the part of keys that all heads share.
+    """
+    if job.description.tensor > 1 and job.architecture is not None and job.architecture.latent is not None:
+        raise ExportError(
+            f"DeepSpeed has no tensor parallelism for latent attention, the plan of {job.model} has"
+            f" {job.description.tensor}; plan again with --tensor 1"
+        )
+    content = json.dumps(_content(job.description, bool(job.overlapped), job.architecture), indent=2) + "\n"
     return {"ds_config.json": content, "launch.sh": _script(job)}
 
 
-def _content(d: Description, overlapped: bool) -> dict[str, Any]:
+def _content(d: Description, overlapped: bool, a: Architecture | None) -> dict[str, Any]:
     found: dict[str, Any] = {
         **({} if d.tensor > 1 else {"train_batch_size": d.global_batch}),
         "train_micro_batch_size_per_gpu": d.micro_batch,
         "gradient_accumulation_steps": d.micro_batches,
         "gradient_clipping": 0.0 if d.update.clip_norm is None else d.update.clip_norm,
         "optimizer": {"type": _OPTIMIZERS[d.optimizer], "params": {"lr": 1e-4}},
-        "zero_optimization": _zero(d, overlapped),
+        "zero_optimization": _zero(d, overlapped, a),
     }
+    if d.optimizer == "sgd" and found["zero_optimization"]["stage"]:
+        found["zero_allow_untested_optimizer"] = True  # refused otherwise; an update of each element may be sharded
     if d.precision != "fp32":
         pure = {} if d.update.master_weights else dict.fromkeys(_PURE, True)
         found[d.precision] = {"enabled": True, **pure}
@@ -196,7 +242,7 @@ def _content(d: Description, overlapped: bool) -> dict[str, Any]:
         found["data_types"] = {"grad_accum_dtype": sums}
         found["communication_data_type"] = messages
     if d.tensor > 1:
-        found["tensor_parallel"] = {"autotp_size": d.tensor}
+        found["tensor_parallel"] = tensor_section(d, a)
     if d.context > 1:
         found |= {"sequence_parallel_size": d.context, "data_parallel_size": d.data}
     if (d.expert or 1) > 1:
@@ -216,7 +262,7 @@ def _words(d: Description) -> tuple[str, str]:
     return "fp32", d.precision if d.zero > 1 and d.update.gradient_dtype == "mixed" else "fp32"
 
 
-def _zero(d: Description, overlapped: bool) -> dict[str, Any]:
+def _zero(d: Description, overlapped: bool, a: Architecture | None) -> dict[str, Any]:
     """The ZeRO section. Below stage 3 no reduction overlaps the backward pass by default; some can never."""
     found: dict[str, Any] = {"stage": 1 if _sums_in_16_bits(d) else d.zero}
     if overlapped and d.zero and not _reduces_at_once(d):
@@ -225,9 +271,17 @@ def _zero(d: Description, overlapped: bool) -> dict[str, Any]:
         if home != "device":
             path = {"nvme_path": _NVME} if home == "disk" else {"pin_memory": True}
             found[key] = {"device": _OFFLOADED[home], **path}
+    if d.weights_at == "disk" and a is not None and (share := -(-_largest(a) // (d.data * d.context))) > _BUFFER:
+        found["offload_param"]["buffer_size"] = share
     if d.update.bucket_size:
         found["reduce_bucket_size"] = d.update.bucket_size // gradient_bytes(d)
     return found
+
+
+def _largest(a: Architecture) -> int:
+    """Elements of the largest weight of a model of transformers, which keeps all experts of a layer in one."""
+    experts = 0 if a.experts is None else 2 * a.experts.count * a.experts.width
+    return a.hidden * max(a.vocabulary, a.ffn, experts)
 
 
 def _script(job: Job) -> str:
@@ -258,12 +312,19 @@ def fill_in(job: Job) -> Asked:
         asked.append(
             f"it gives the {d.tensor} devices of a tensor-parallel group, which are neighbours, the same samples"
         )
+        if job.architecture is not None and job.architecture.family == "gpt":
+            asked.append("its model is not GPT-2 of transformers, which AutoTP refuses, but one of `nn.Linear`s")
     if (d.expert or 1) > 1:
-        asked.append(f"its model is one of transformers whose experts AutoEP knows: {_AUTO_EP}")
+        asked.append(
+            f"its model is one of transformers, up to 5.22, whose experts AutoEP knows: {_AUTO_EP}; with 5.23 and 5.24"
+            " AutoEP of 0.19.8 stops (`_CanRecordRegistry`)"
+        )
     if d.states_at != "device":
         asked.append("it leaves the optimizer to DeepSpeed, which updates offloaded states on the host's processors")
     if _OFFLOADED.get("disk") in (_OFFLOADED.get(d.states_at), _OFFLOADED.get(d.weights_at)):
         asked.append(f"there is a disk at `{_NVME}`, or `nvme_path` names another")
+    if d.weights_at == "disk" and job.architecture is None:
+        asked.append(f"a device has no more than {_BUFFER:,} elements of any weight, or `buffer_size` is given")
     length = f" of {d.sequence_length} tokens" if d.sequence_length else ""
     asked.append(f"samples{length}: {d.micro_batch} per device and micro-batch, {d.global_batch} per step")
     return tuple(("" if at else "TRAIN", what) for at, what in enumerate(asked))
@@ -296,6 +357,10 @@ def reading_of(settings: Settings, facts: Facts) -> Reading:
         notes.append("overlap_comm is off: reductions are priced as overlapped in part, so a step may take longer")
     if _autocast(settings):
         notes.append(_CAST)
+    refused = [key for key in _REMOVED if settings.value(key) is not None or settings.below(key)]
+    if refused:
+        notes.append(f"DeepSpeed 0.19.8 refuses {', '.join(refused)}: older versions take them")
+    settings.below("tensor_parallel.partition_config")
     settings.below("zero_optimization.offload_optimizer")
     settings.below("zero_optimization.offload_param")
     priced = (*_PRICED, *(() if description.update.master_weights else (f"bf16.{key}" for key in _PURE)))
@@ -312,6 +377,11 @@ _CAST = (
     "torch_autocast: weights in fp32 are cast for each product; priced as weights in 16 bits with fp32 masters, so"
     " memory is more than this"
 )
+_REMOVED = (
+    "amp", "compression_training", "curriculum_learning", "eigenvalue", "elasticity", "progressive_layer_drop",
+    "quantize_training", "sparse_attention", "sparse_gradients", "zero_optimization.mics_shard_size",
+)  # fmt: skip
+"""Source: deepspeed 0.19.8, runtime/config.py (_REMOVED_TOP_LEVEL_CONFIG_KEYS, _REMOVED_ZERO_CONFIG_KEYS)."""
 _NO_SECOND = ("zero_optimization.zero_hpz_partition_size", 1)
 
 
@@ -336,7 +406,7 @@ def _read(settings: Settings, facts: Facts) -> Description:
         whole_experts=expert > 1 and tensor > 1,
         zero=zero,
         replicas=_read_replicas(settings, data) if zero == _WEIGHTS else 1,
-        vocabulary_parallel=tensor == 1,
+        vocabulary_parallel=tensor == 1 or settings.truth("tensor_parallel.vocab_parallel_lm_head"),
         micro_batch=micro_batch,
         micro_batches=steps,
         full=layers if recomputed else none,
@@ -490,5 +560,6 @@ DEEPSPEED = Target(
     write=write,
     read=read,
     fill_in=fill_in,
+    latent=True,
     ignores=_ignores,
 )

@@ -2,16 +2,18 @@
 follow (0.19.8, and edaa7221 of 22 August 2026)."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from planner.export.description import Description
+from planner.export.description import Description, ExportError
 from planner.export.launching import priced_only
 from planner.export.target import Job
 from planner.export.targets import TARGETS
 from planner.sharding.update import PLAIN
+from tests.refusals import refused
 from tests.unit.export.descriptions import facts_of, job_of
 
 DEEPSPEED = TARGETS["deepspeed"]
@@ -108,3 +110,100 @@ def test_zero_3_goes_beside_tensor_parallelism_but_not_beside_experts_of_autoep(
     assert content(wanted)["zero_optimization"]["stage"] == 3
     spread = replace(wanted, expert=4, whole_experts=True)
     assert (nearest(spread).zero, nearest(spread).expert) == (2, 4)
+
+
+EXPERTS = replace(TENSOR, expert=8, whole_experts=True, sequence_length=32768)
+
+
+def test_tensor_parallelism_beside_experts_says_what_it_splits() -> None:
+    """AutoTP refuses the `tp_plan` of a model with experts ("contains unsupported partition style(s)"), unless it is
+    told what to split. Mixtral and Qwen3 MoE were trained so with 0.19.8 and transformers 5.22.2, on two processes."""
+    text = DEEPSPEED.write(job_of(EXPERTS, "mixtral-8x7b"))["ds_config.json"]
+    section = json.loads(text)["tensor_parallel"]
+    assert section["partition_config"]["use_default_specs"] is False
+    names = {
+        "model.layers.0.self_attn.q_proj.weight": "column",
+        "model.layers.0.self_attn.o_proj.weight": "row",
+        "model.layers.0.self_attn.q_norm.weight": "skip",
+        "model.layers.0.mlp.shared_experts.gate_proj.weight": "column",
+        "model.layers.0.mlp.down_proj.weight": "row",
+        "lm_head.weight": "column",
+        "model.layers.0.mlp.gate.weight": None,
+        "model.embed_tokens.weight": None,
+        "model.norm.weight": None,
+    }
+    for name, kind in names.items():
+        specs = section["partition_config"]["layer_specs"]
+        found = [spec["partition_type"] for spec in specs if any(re.match(p, name) for p in spec["patterns"])]
+        assert found == ([] if kind is None else [kind]), name
+    reading = DEEPSPEED.read(text, facts_of(EXPERTS, "mixtral-8x7b"))
+    assert (reading.description, reading.unread) == (EXPERTS, ())
+    assert "partition_config" not in content(TENSOR)["tensor_parallel"]
+
+
+@pytest.mark.parametrize(("expert", "over"), [(1, 2), (8, 8), (3, 2)])
+def test_experts_that_tensor_parallel_devices_cut_become_whole(expert: int, over: int) -> None:
+    """AutoTP leaves them whole on all devices; AutoEP puts them over tensor parallel devices first."""
+    d = nearest(replace(EXPERTS, expert=expert, whole_experts=False, zero=3, states_at="host"))
+    assert (d.expert, d.whole_experts, d.zero, d.states_at) == (over, True, 2, "device")
+
+
+def test_latent_attention_has_no_tensor_parallelism() -> None:
+    d = replace(EXPERTS, layers=(27,))
+    known = DEEPSPEED.architecture_of("deepseek-v3", None)
+    assert known is not None
+    with refused(ExportError, "latent attention", "--tensor 1"):
+        DEEPSPEED.write(replace(job_of(d, "mixtral-8x7b"), architecture=known))
+
+
+def test_a_tied_embedding_stays_whole() -> None:
+    """From 0.19.8 on AutoTP shards it along the vocabulary by default, where the model's plan has that."""
+    text = DEEPSPEED.write(job_of(replace(TENSOR, layers=(16,)), "llama3.2-1b"))["ds_config.json"]
+    assert json.loads(text)["tensor_parallel"] == {"autotp_size": 2, "vocab_parallel_lm_head": False}
+    facts = facts_of(TENSOR, "llama8b")
+    assert not DEEPSPEED.read(text, facts).description.vocabulary_parallel
+    cut = text.replace('"vocab_parallel_lm_head": false', '"vocab_parallel_lm_head": true')
+    assert DEEPSPEED.read(cut, facts).description.vocabulary_parallel
+
+
+@pytest.mark.parametrize(("zero", "there"), [(0, False), (1, True), (2, True), (3, True)])
+def test_sgd_under_zero_is_allowed(zero: int, there: bool) -> None:
+    """_do_optimizer_sanity_check: "You are using an untested ZeRO Optimizer"."""
+    update = PARAMETER if zero == 0 else PLAIN
+    found = content(replace(ALONE, data=8, zero=zero, optimizer="sgd", update=update))
+    assert found.get("zero_allow_untested_optimizer", False) == there
+    assert "zero_allow_untested_optimizer" not in content(replace(ALONE, data=8, zero=zero or 1))
+
+
+@pytest.mark.parametrize(("change", "taken"), [
+    ({"zero": 1}, False), ({"zero": 3}, False), ({"zero": 0}, False), ({"zero": 0, "update": PARAMETER}, True),
+    ({"zero": 0, "precision": "fp32"}, True),
+    ({"zero": 0, "update": PARAMETER, "layers": (16, 16), "full": (0, 0), "selective": (0, 0)}, False),
+])  # fmt: skip
+def test_lamb_takes_norms_of_whole_weights(change: dict[str, Any], taken: bool) -> None:
+    """Under ZeRO its FusedLamb is given flat shards, whose norms are those of no weight."""
+    d = replace(ALONE, data=8, optimizer="lamb", micro_batches=4, **change)
+    if taken:
+        assert content(d)["zero_optimization"]["stage"] == 0
+        return
+    with refused(ExportError, "LAMB", "--zero 0", "--gradient-dtype parameter"):
+        DEEPSPEED.nearest(d)
+
+
+def test_buffers_hold_the_largest_weight_that_comes_from_a_disk() -> None:
+    """partitioned_param_swapper.py, get_buffer: "More elements ... than buffer size"."""
+    d = replace(ALONE, data=8, zero=3, states_at="disk", weights_at="disk", layers=(80,))
+    for model, data, size in (("llama70b", 8, 128256 * 8192 // 8), ("llama70b", 16, None), ("llama8b", 8, None)):
+        text = DEEPSPEED.write(job_of(replace(d, data=data), model))["ds_config.json"]
+        assert json.loads(text)["zero_optimization"]["offload_param"].get("buffer_size") == size
+    unknown = replace(job_of(d, "llama70b"), architecture=None)
+    assert any("buffer_size" in what for _, what in DEEPSPEED.fill_in(unknown))
+
+
+@pytest.mark.parametrize("key", ["amp", "elasticity", "zero_optimization.mics_shard_size"])
+def test_keys_that_newer_versions_refuse_are_named(key: str) -> None:
+    """runtime/config.py, _reject_removed_config_keys."""
+    outer, _, inner = key.partition(".")
+    text = json.dumps({"train_batch_size": 8, outer: {inner or "enabled": -1 if inner else False}})
+    notes = DEEPSPEED.read(text, replace(facts_of(ALONE, "llama8b"), devices=8)).notes
+    assert [note for note in notes if note.startswith(f"DeepSpeed 0.19.8 refuses {key}")]
