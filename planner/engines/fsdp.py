@@ -5,6 +5,9 @@ Beside a pipeline it is ZeRO 1, whatever FSDP is told: the schedules of `torch.d
 whole, keep weights after a backward pass, and reduce once a step (`backward_maybe_with_nosync` and
 `perform_reduce_grad` of torch/distributed/pipelining/stage.py, PyTorch 2.13).
 
+Tensor parallelism of Accelerate is that of transformers, which shards such a model itself: as ZeRO 3, without replicas
+as Accelerate counts them, and without a context (transformers 5.24, distributed/configuration_utils.py, fsdp.py).
+
 Left out of the spaces, though the exporters write them: plain data parallelism, copies (HSDP) where a context alone
 shares out or beside ZeRO 1, recomputation of every nth layer, GPipe; for torchtitan configurations without FSDP, which
 compute on weights in bf16 alone, and recomputation by operators beside experts, where it keeps what experts exchange
@@ -26,6 +29,13 @@ _MODELS = (
     ("deepseek-v3", (("context", 1),)),
 )
 """Degrees that torchtitan's models lack."""
+
+_WITHOUT_TENSOR = (
+    "bert-base", "bert-large", "bert-tiny", "deepseek-tiny", "deepseek-v3", "gpt-tiny", "gpt2", "gpt2-large",
+    "gpt2-medium", "gpt2-xl", "gpt3-1.3b", "gpt3-125m", "gpt3-13b", "gpt3-175b", "gpt3-2.7b", "gpt3-350m", "gpt3-6.7b",
+    "gpt3-760m", "t5-11b", "t5-base", "t5-large", "t5-small", "t5-tiny", "vit-b16", "vit-h14", "vit-l16", "vit-tiny",
+)  # fmt: skip
+"""Models for which transformers 5.24 has no `tp_plan`, or one without attention (DeepSeek-V3)."""
 
 _PRODUCTS = Kept(but=("elementwise", EVERY_SECOND_PRODUCT, "normalisation"))
 """Of torchtitan's selective recomputation by operators ("op")."""
@@ -59,11 +69,16 @@ ACCELERATE = EngineSpace(
     settings=(
         Settings(
             zero=(2, 3), recomputed=("none", "all"), context=("ring",), sequence_parallel=False, vocabulary=False,
-            whole_experts=(), fixed=(("pipeline", 1),), shards=2, replicated=True,
+            whole_experts=(), fixed=(("tensor", 1), ("pipeline", 1)), shards=2, replicated=True,
+        ),
+        Settings(
+            zero=(3,), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False, whole_experts=(),
+            fixed=(("context", 1), ("pipeline", 1)), shards=2,
         ),
     ),
     optimizers=("adamw", "sgd"),
     precisions=("bf16", "fp32"),
+    models=tuple((name, (("tensor", 1),)) for name in _WITHOUT_TENSOR),
 )  # fmt: skip
 
 _ATTENTION = Kept(calls=("attention",))

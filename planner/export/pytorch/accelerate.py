@@ -4,9 +4,12 @@
     ZeRO 2, 3             distributed_type FSDP, fsdp_version 2, fsdp_reshard_after_forward false, true; there is no 1
     HSDP                  parallelism_config_dp_replicate_size replicas of parallelism_config_dp_shard_size shards
     tensor                parallelism_config_tp_size: what the model's own plan cuts (`tp_plan` of transformers); its
-                          norms and its embedding are whole
+                          norms are whole, and its embedding is priced so (transformers 5.22 cuts its vocabulary).
+                          The program loads the model with a `DistributedConfig`. transformers then shards it itself,
+                          as ZeRO 3, and Accelerate takes it as it is: no other ZeRO, no replicas, no context
     context               parallelism_config_cp_size: a ring (comm strategy "alltoall") in zigzag order, beside FSDP
-    recomputation         fsdp_activation_checkpointing: all blocks or none
+    recomputation         fsdp_activation_checkpointing: all blocks or none; beside tensor parallelism, and without
+                          FSDP, an argument of the program
     precision             mixed_precision: weights in fp32, computed and reduced in it
     micro-batches         arguments of the program; with sync_each_batch gradients are sharded after each, without it
                           they are whole on every device until a step ends
@@ -14,7 +17,8 @@
 The file does not state batches. They are arguments of the program; `launch.sh` passes them to one that accepts those of
 transformers' Trainer, and is read beside the file. There are no pipelines and no expert parallelism. Source: accelerate
 1.15.0, commands/{launch,config/config_args,config/cluster}.py, parallelism_config.py,
-utils/{dataclasses,launch,fsdp_utils}.py; transformers, training_args.py.
+utils/{dataclasses,launch,fsdp_utils}.py; transformers 5.24, training_args.py, trainer.py, and distributed/
+{configuration_utils,fsdp,mixin}.py.
 """
 
 from collections.abc import Mapping
@@ -26,6 +30,8 @@ from planner.export.files.quoting import one_line
 from planner.export.files.yaml_files import yaml_text
 from planner.export.pytorch.accelerate_reading import OPTIMIZERS, PRECISIONS, SYNC_EACH_BATCH, read
 from planner.export.target import Asked, Giving, Job, Loss, Target
+
+_SHARDED = 3  # the ZeRO stage that gathers weights again
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:
@@ -59,6 +65,11 @@ def _refuse(d: Description) -> None:
             f"Accelerate launches tensor parallelism beside FSDP only, the plan has tensor {d.tensor} alone; plan again"
             " with --data 2 or more"
         )
+    if d.tensor > 1 and d.context > 1:
+        raise ExportError(
+            "transformers (from 5.20 on) has no context parallelism beside tensor parallelism, the plan has"
+            f" tensor {d.tensor} x context {d.context}; plan again with one of them"
+        )
 
 
 def _give_up_splits(giving: Giving) -> None:
@@ -75,15 +86,31 @@ def _give_up_zero(giving: Giving) -> None:
     d = giving.description
     if d.data * d.context == 1:
         return
-    if d.replicas == d.data and d.tensor * d.context > 1:  # it refuses replicas without shards beside anything else
+    if d.tensor > 1 or (d.replicas == d.data and d.context > 1):  # it refuses replicas without shards beside a context
         common.give_up_replicas(giving)
     alone = d.tensor == d.context == 1
-    if d.zero == 1 or (d.zero == 0 and not alone):
+    if d.tensor > 1 and d.zero < _SHARDED:
+        giving.up("ZeRO", d.zero, "3: transformers shards models with tensor parallelism itself", zero=_SHARDED)
+    elif d.zero == 1 or (d.zero == 0 and not alone):
         giving.up("ZeRO", d.zero, "2: Accelerate has no 1, and ZeRO 0 only without other parallelism", zero=2)
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`accelerate.yaml`, and the script that starts a training program with it."""
+    """`accelerate.yaml`, and the script that starts a training program with it.
+
+    Raises ExportError for tensor parallelism of a model that has no plan in transformers (GPT-2), or one without
+    attention (DeepSeek-V3).
+    """
+    a = job.architecture
+    if (
+        job.description.tensor > 1
+        and a is not None
+        and (a.family == "gpt" or (a.routing is not None and a.routing.sigmoid))
+    ):
+        raise ExportError(
+            f"transformers has no tensor parallelism for the attention of {job.model}, the plan has"
+            f" {job.description.tensor}; plan again with --tensor 1"
+        )
     return {"accelerate.yaml": yaml_text(_content(job)), "launch.sh": _script(job)}
 
 
@@ -96,6 +123,15 @@ def fill_in(job: Job) -> Asked:
             "; one that calls `Accelerator` itself gives it"
             f" `GradientAccumulationPlugin(num_steps={d.micro_batches}, sync_each_batch=True)`"
         )
+    if d.tensor > 1:
+        narrow = ", fsdp_mixed_precision=True" if d.precision != "fp32" else ""
+        program += (
+            "; it loads its model with `from_pretrained(..., dtype=torch.float32, distributed_config="
+            f"DistributedConfig(tp_size={d.tensor}, fsdp_size={d.data}{narrow}))` of transformers 5.22 or later, which"
+            " `run_clm.py` does not"
+        )
+    if d.context > 1:
+        program += "; its model attends with `sdpa`"
     return (("TRAIN", program), ("", "its model, data and learning rate, as arguments of `launch.sh`"))
 
 
@@ -115,7 +151,7 @@ def _content(job: Job) -> dict[str, object]:
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": d.zero == 3,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_activation_checkpointing": any(d.full),
+        "fsdp_activation_checkpointing": any(d.full) and not _by_program(d),
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
     sizes: dict[str, object] = {
@@ -128,6 +164,12 @@ def _content(job: Job) -> dict[str, object]:
         sizes["cp_comm_strategy"] = "alltoall"
     found["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     return found
+
+
+def _by_program(d: Description) -> bool:
+    """Whether the model recomputes by itself: Accelerate wraps nothing without FSDP, nor what is sharded already
+    (utils/fsdp_utils.py, fsdp2_prepare_model)."""
+    return d.zero == 0 or d.tensor > 1
 
 
 def _script(job: Job) -> str:
@@ -161,7 +203,7 @@ def _script(job: Job) -> str:
         "micro-batches there are in the environment. What is given to the script goes to the program too.",
         f"{how} TRAIN=train.py bash launch.sh",
     ]
-    if d.zero == 0 and any(d.full):
+    if _by_program(d) and any(d.full):
         program.append(option("gradient_checkpointing"))
     start = f'accelerate launch --config_file "$(dirname "$0")/accelerate.yaml"{network}'
     lines = [f"{start} \\", '  "${TRAIN:?}" \\', *(f"  {line} \\" for line in lines_of(program)), '  "$@"']
@@ -179,4 +221,5 @@ ACCELERATE = Target(
     write=write,
     read=read,
     fill_in=fill_in,
+    latent=True,
 )

@@ -21,6 +21,8 @@ from planner.export.unmodelled import unmodelled
 from planner.sharding.update import PLAIN
 
 PRECISIONS = engine_words("accelerate")
+RECOMPUTING = ("gradient_checkpointing", "activation_checkpointing")
+"""Of transformers' Trainer; the second is the name from 5.23 on, and the first will end with version 6."""
 OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
 SYNC_EACH_BATCH = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
 """--accelerator_config of transformers' Trainer with which FSDP reduces gradients after every micro-batch."""
@@ -191,7 +193,8 @@ def _read(settings: Settings, options: Options, facts: Facts) -> Description:
     tensor, context = (settings.degree(f"{_SIZES}{name}_size") for name in ("tp", "cp"))
     data = _read_data(settings, facts, tensor * context)
     zero, replicas = _read_zero(settings, data) if kind == "FSDP" else (0, 1)
-    again = settings.truth("fsdp_config.fsdp_activation_checkpointing") or options.flag("gradient_checkpointing")
+    asked = [options.flag(name) for name in RECOMPUTING]
+    again = settings.truth("fsdp_config.fsdp_activation_checkpointing") or any(asked)
     none = (0,)
     known = {theirs: ours for ours, theirs in PRECISIONS.items()}
     known["fp8"] = "bf16"  # only linear layers are in 8 bits, which is not priced (`unmodelled`)

@@ -96,7 +96,9 @@ def read(text: str, facts: Facts) -> Reading:
     facts = replace(facts, devices=devices)
     stage, offloaded, notes = _stage(given)
     micro, steps, length = _sizes(given, facts, devices, notes)
-    again = given.truth("gradient_checkpointing", given.swift or _factory(given))
+    again = given.truth("gradient_checkpointing", given.swift or _factory(given)) or given.truth(
+        "activation_checkpointing"
+    )
     again = again and not given.truth("disable_gradient_checkpointing")
     precision = _precision(given)
     if precision == "fp32" and not given.word("mixed_precision", "torch_dtype", "dtype"):

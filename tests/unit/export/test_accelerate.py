@@ -9,10 +9,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from planner.engines.spaces import SPACES
 from planner.export.description import Description, ExportError
 from planner.export.pytorch.accelerate_reading import SYNC_EACH_BATCH
 from planner.export.target import Facts
 from planner.export.targets import TARGETS
+from planner.models.zoo import ZOO
 from tests.refusals import refused
 from tests.unit.export.descriptions import architecture, descriptions, job_of, recorded
 
@@ -22,7 +24,7 @@ FACTS = Facts(layers=80, devices=None, architecture=architecture("llama70b"))
 
 
 def has_place(d: Description) -> bool:
-    return d.pipeline == 1 and (d.tensor == 1 or d.data * d.context > 1)
+    return d.pipeline == 1 and (d.tensor == 1 or (d.data > 1 and d.context == 1))
 
 
 def file_of(description: Description) -> str:
@@ -101,6 +103,7 @@ def test_what_is_no_plan_is_refused(text: str, facts: tuple[object, ...]) -> Non
     [
         (replace(PLAIN, layers=(40, 40), full=(0, 0), selective=(0, 0)), (2, "--pipeline 1")),
         (replace(PLAIN, data=1, tensor=8), ("tensor 8", "--data 2")),
+        (replace(PLAIN, tensor=2, ring=2), ("tensor 2 x context 2", "transformers")),
         (replace(PLAIN, precision="fp16"), ("--precision bf16",)),
     ],
 )
@@ -138,3 +141,46 @@ def test_the_trainer_takes_the_argument() -> None:
     content = json.loads(SYNC_EACH_BATCH)
     fields = pytest.importorskip("transformers.trainer_pt_utils").AcceleratorConfig(**content)
     assert plugin(**fields.gradient_accumulation_kwargs).sync_each_batch is True
+
+
+TENSOR = replace(PLAIN, zero=3, tensor=2, vocabulary_parallel=False, full=(80,), micro_batches=2)
+
+
+def test_tensor_parallelism_is_that_of_transformers() -> None:
+    """transformers shards a model with a `DistributedConfig` when it loads it, and Accelerate wraps nothing that is
+    sharded (fsdp2_prepare_model): weights are gathered again, and the model recomputes by itself. Run with gloo on four
+    processes, transformers 5.22.2 and 5.24: without `fsdp_size` "The parallel mesh requires 2 processes"."""
+    (loss, again) = ACCELERATE.nearest(replace(TENSOR, zero=2, replicas=2))
+    assert (loss.what, again.here, again.description) == ("ZeRO 2", "2", TENSOR)
+    files = ACCELERATE.write(job_of(TENSOR, "llama70b"))
+    content = yaml.safe_load(files["accelerate.yaml"])
+    assert content["fsdp_config"]["fsdp_activation_checkpointing"] is False
+    assert "--gradient_checkpointing" in files["launch.sh"]
+    for word in ("gradient_checkpointing", "activation_checkpointing"):  # the name from transformers 5.23 on
+        script = files["launch.sh"].replace("gradient_checkpointing", word)
+        assert ACCELERATE.read(files["accelerate.yaml"], replace(FACTS, beside=script)).description == TENSOR
+    told = dict(ACCELERATE.fill_in(job_of(TENSOR, "llama70b")))["TRAIN"]
+    assert "DistributedConfig(tp_size=2, fsdp_size=8, fsdp_mixed_precision=True)" in told
+    assert "DistributedConfig" not in dict(ACCELERATE.fill_in(job_of(replace(TENSOR, tensor=1), "llama70b")))["TRAIN"]
+
+
+@pytest.mark.parametrize("model", ["gpt3-175b", "deepseek-v3"])
+def test_models_without_a_plan_of_transformers_have_no_tensor_parallelism(model: str) -> None:
+    job = replace(job_of(TENSOR, "llama70b"), model=model, architecture=ACCELERATE.architecture_of(model, None))
+    with refused(ExportError, model, "--tensor 1"):
+        ACCELERATE.write(job)
+    assert "accelerate.yaml" in ACCELERATE.write(replace(job, description=replace(TENSOR, tensor=1)))
+
+
+@pytest.mark.thorough
+def test_models_without_a_plan_are_those_of_the_zoo() -> None:
+    """What the space leaves out is what transformers has no plan for, where it is installed."""
+    auto = pytest.importorskip("transformers").AutoConfig
+    kinds = {"gpt2": "gpt", "bert": "bert", "t5": "t5", "vit": "vit", "deepseek_v3": "deepseek-v3"}
+    without = {name for name, degrees in SPACES["accelerate"].models if degrees == (("tensor", 1),)}
+    for kind, start in kinds.items():
+        plan = auto.for_model(kind).base_model_tp_plan or {}
+        assert not [name for name in plan if "attn" in name]
+        assert {name for name in ZOO if name.startswith(start)} <= without
+    for kind in ("llama", "mistral", "gemma", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v2"):
+        assert [name for name in auto.for_model(kind).base_model_tp_plan if "attn" in name]

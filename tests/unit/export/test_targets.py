@@ -52,7 +52,8 @@ def possible(engine: str, model: str, description: Description) -> bool:
     if engine == "deepspeed":
         return sum(degree > 1 for degree in (description.tensor, description.context, description.pipeline)) < 2
     if engine == "accelerate":
-        return description.pipeline == 1 and (description.tensor == 1 or description.data * description.context > 1)
+        cut = description.tensor == 1 or (description.data > 1 and description.context == 1 and "gpt" not in model)
+        return description.pipeline == 1 and cut
     return not (engine == "torchtitan" and model.startswith("qwen") and description.pipeline > 1)
 
 
