@@ -3,7 +3,8 @@
     data, tensor, pipeline         parallel_config: data_parallel, model_parallel, pipeline_stage
     norms, vocabulary              use_seq_parallel; vocab_emb_dp, which leaves the vocabulary whole
     context                        context_parallel with context_parallel_algo ulysses_cp (heads), hybrid_cp with
-                                   ulysses_degree_in_cp, or model_config.use_ring_attention, contiguous
+                                   ulysses_degree_in_cp; model_config.use_ring_attention makes the rest a ring,
+                                   contiguous, where keys are gathered otherwise
     experts                        expert_parallel; with moe_config.use_gmm over tensor parallel devices first, whole;
                                    else over data parallel ones, each cut by the tensor parallel ones
     ZeRO 1, 2, 3                   parallel.enable_parallel_optimizer; with gradient_accumulation_shard; and with
@@ -12,7 +13,8 @@
     stages                         model_config.offset: layers more or less than an equal part, a row for each of
                                    pp_interleave_num; parallel.pipeline_config has the scheduler
     interleave                         model_config.fine_grain_interleave: parts of runner_config.batch_size samples
-    slices                         parallel_config.seq_split_num with scheduler seqpipe
+    slices                         parallel_config.seq_split_num with scheduler seqpipe; not beside rings or recomputed
+                                   blocks
     micro-batches                  micro_batch_num, with one stage runner_config.gradient_accumulation_steps
     recomputation                  recompute_config.recompute: layers of each stage; select_recompute: those whose
                                    activation and product of it are recomputed, select_comm_recompute: their norms
@@ -26,7 +28,7 @@ MindSpore Transformers, "Distributed Parallelism Training".
 import math
 
 from planner.export import common
-from planner.export.description import Description, default_gradient_dtype
+from planner.export.description import Description, default_gradient_dtype, schedule_of
 from planner.export.mindspore.mindformers_reading import read
 from planner.export.mindspore.mindformers_writing import SCHEDULES, SELECTED, fill_in, write
 from planner.export.target import Giving, Loss, Target
@@ -43,6 +45,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     _give_up_experts(giving)
     _give_up_splits(giving)
     _give_up_recomputation(giving)
+    _give_up_slices(giving)
     d = giving.description
     if d.zero == 3 and d.full != d.layers:
         giving.up("ZeRO", 3, "2: it gathers weights again only where blocks are recomputed", zero=2)
@@ -76,6 +79,15 @@ def _give_up_experts(giving: Giving) -> None:
     most = math.gcd(d.expert // inner, d.data if d.context == 1 else d.data * d.context)
     if most * inner != d.expert:
         giving.up("expert parallelism", d.expert, most * inner, expert=most * inner)
+
+
+def _give_up_slices(giving: Giving) -> None:
+    """Give up slices beside recomputed blocks ("When using seq pipe, cannot apply full recompute", trainer/
+    base_trainer.py) and beside rings ("the use_ring_attention cannot be True", models/llama/llama.py)."""
+    d = giving.description
+    if d.slices > 1 and (any(d.full) or d.ring > 1):
+        why = "1: it slices no sequence of recomputed blocks, nor of rings"
+        giving.up("slices of a sequence", d.slices, why, slices=1, schedule=schedule_of(d.pipeline, d.virtual_stages))
 
 
 def _give_up_recomputation(giving: Giving) -> None:

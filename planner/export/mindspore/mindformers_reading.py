@@ -71,7 +71,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
     micro_batch, micro_batches, interleave = _read_batches(settings, pipeline, notes)
     expert = settings.degree(f"{of}.expert_parallel")
     has_experts = expert > 1 or facts.has_experts
-    grouped = settings.truth("moe_config.use_gmm") or settings.integer("moe_config.expert_model_parallel", 0) == 1
+    grouped = _grouped(settings)
     extended = grouped and expert > 1 and expert % tensor == 0
     if grouped and tensor > 1 and not extended and has_experts:
         notes.append(f"experts are whole on {tensor} tensor parallel devices there; priced as cut by them")
@@ -80,8 +80,8 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
     if whole:
         notes.append("vocab_emb_dp: the embedding is whole on every device there; priced as cut along its hidden dim")
     known = {theirs: ours for ours, theirs in DTYPES.items()}
-    where = "model.model_config.seq_length"
-    length = settings.degree(where) if settings.has(where) else None
+    lengths = ("model.model_config.seq_length", "train_dataset.data_loader.config.seq_length")
+    length = next((settings.degree(where) for where in lengths if settings.has(where)), None)
     return Description(
         layers=layers,
         virtual_stages=virtual,
@@ -94,7 +94,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
         expert=expert if has_experts else None,
         whole_experts=extended,
         zero=_read_zero(settings),
-        replicas=_read_replicas(settings, data, context),
+        replicas=_read_replicas(settings, data, context, notes),
         sequence_parallel=settings.truth(f"{of}.use_seq_parallel"),
         vocabulary_parallel=not whole,
         micro_batch=micro_batch,
@@ -178,15 +178,24 @@ def _read_context(settings: Settings, context: int, notes: list[str]) -> tuple[i
         return 1, 1
     if algorithm == ULYSSES:
         return 1, context
-    if algorithm == HYBRID:
-        if context % heads:
-            raise ExportError(
-                f"parallel_config.ulysses_degree_in_cp: {heads} does not divide context_parallel {context}"
-            )
-        return context // heads, heads
-    if not rings:
-        notes.append("context_parallel_algo colossalai_cp gathers keys; priced as a ring")
-    return context, 1
+    heads = heads if algorithm == HYBRID else 1
+    if context % heads:
+        raise ExportError(f"parallel_config.ulysses_degree_in_cp: {heads} does not divide context_parallel {context}")
+    if not rings and heads < context:
+        notes.append(f"context_parallel_algo {algorithm} gathers keys without use_ring_attention; priced as a ring")
+    return context // heads, heads
+
+
+_LEVELS = {"level1": 1, "level2": 2, "level3": 3}
+"""Of MindSpore's `optimizer_level` (`set_auto_parallel_context`): weights and states are cut; gradients too; weights
+are gathered again before the backward pass."""
+
+
+def _grouped(settings: Settings) -> bool:
+    """Whether experts are whole: over tensor and data parallel devices. They always are in models that are built from
+    `model_type` and its kind (use_legacy: False; parallel_core/training_graph/transformer/moe/ffn.py, 2.1.0)."""
+    parts = settings.integer("moe_config.expert_model_parallel", 0)
+    return settings.truth("moe_config.use_gmm") or parts == 1 or settings.value("use_legacy") is False
 
 
 def _read_zero(settings: Settings) -> int:
@@ -194,18 +203,28 @@ def _read_zero(settings: Settings) -> int:
     again = settings.truth("recompute_config.parallel_optimizer_comm_recompute")
     settings.value("parallel.parallel_optimizer_config.parallel_optimizer_threshold")
     recomputed = settings.value("recompute_config.recompute") is True
+    level = settings.word("parallel.parallel_optimizer_config.optimizer_level", "", ("", *_LEVELS))
     if not settings.truth("parallel.enable_parallel_optimizer"):
         return 0
+    if level:
+        return _LEVELS[level]
     return 3 if again and recomputed else 2 if shards else 1
 
 
-def _read_replicas(settings: Settings, data: int, context: int) -> int:
-    """Number of groups that shard, each of a stated number of devices; 1 if it is not stated."""
+def _read_replicas(settings: Settings, data: int, context: int, notes: list[str]) -> int:
+    """Number of groups that shard, each of a stated number of devices; 1 if it is not stated.
+
+    A number that does not divide the devices of a weight has no effect (MindSpore, `set_auto_parallel_context`).
+    """
     where = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
     size = settings.integer(where, -1)
     if size < 0:
         return 1
-    if size == 0 or data * context % size or data % (data * context // size):
+    if size and data * context % size:
+        if settings.truth("parallel.enable_parallel_optimizer"):
+            notes.append(f"{where}: {size} does not divide {data * context} devices, and has no effect")
+        return 1
+    if size == 0 or data % (data * context // size):
         raise ExportError(f"{where}: {size} devices are no part of {data} data x {context} context parallel ones")
     return data * context // size
 
@@ -217,9 +236,9 @@ def _read_batches(settings: Settings, pipeline: int, notes: list[str]) -> tuple[
         settings.degree("runner_config.gradient_accumulation_steps"),
         settings.degree("parallel_config.micro_batch_num"),
     )
-    turns = steps * (parts if pipeline > 1 else 1)
+    turns = parts if pipeline > 1 else steps
     if pipeline > 1 and steps > 1:
-        notes.append("batches accumulated around the pipeline are read as more micro-batches in it")
+        notes.append("runner_config.gradient_accumulation_steps has no effect beside a pipeline")
     parallel = settings.degree("micro_batch_interleave_num")
     interleave = settings.degree("model.model_config.fine_grain_interleave")
     if parallel > 1:

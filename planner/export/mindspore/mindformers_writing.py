@@ -208,8 +208,10 @@ def _model(d: Description, a: Architecture | None) -> dict[str, object]:
     found["offset"] = _offset(d)
     found["pp_interleave_num"] = d.virtual_stages
     found["fine_grain_interleave"] = d.interleave
-    if d.ring > 1 and d.heads == 1:
+    if d.ring > 1:
         found["use_ring_attention"] = True
+    if d.slices > 1:  # keys and values of a sequence are kept in parameters of this size (models/llama/llama.py)
+        found["batch_size"] = d.micro_batch * d.interleave
     architecture = {"arch": {"type": "LlamaForCausalLM"}} if "type" in found else {}
     return {"model_config": found, **architecture}
 
