@@ -282,7 +282,7 @@ def _print_cases(
         for name in cells[0]
         if any(row[name] for row in cells) and not (name in first and len({row[name] for row in cells}) == 1)
     ]
-    table = table_of("", *names)
+    table = table_of("", *names, keys=names.index("devices") + 1)
     for name, column in zip(names, table.columns, strict=True):
         column.justify = "left" if name in (*first, "hardware", "") else "right"
     for row in cells:

@@ -138,7 +138,7 @@ def show(rows: Sequence[Row]) -> None:
     from planner.report.units import bytes_text, seconds_text
 
     console = console_of()
-    table = table_of("", "engine", "stack", "step time", "", "peak memory", "gap", *_TOLD)
+    table = table_of("", "engine", "stack", "step time", "", "peak memory", "gap", *_TOLD, keys=1)
     for column in table.columns[2:6]:
         column.justify = "right"
     free = rows[0].result
