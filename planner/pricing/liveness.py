@@ -17,7 +17,7 @@ computed again either. Other software recomputes the whole block (`Software.whol
     └────── recomputed ─────────┘└────────── left out ──────────┘
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -145,18 +145,18 @@ def passing(graph: OperatorGraph) -> frozenset[str]:
     return frozenset(found)
 
 
-def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> Replay:
-    """How much of the block of operators start ... stop - 1 is recomputed; all of it if `whole`."""
+def replay(graph: OperatorGraph, operators: Sequence[int], whole: bool = False) -> Replay:
+    """How much of a block of these operators is recomputed; all of it if `whole`."""
     if whole:
-        return Replay(moves=stop - start, works=stop - start)
-    for at in reversed(range(start, stop)):
+        return Replay(moves=len(operators), works=len(operators))
+    for place, at in reversed([*enumerate(operators)]):
         op = graph.operators[at]
         rule = rule_of(graph, op)
         results = [name for name in op.results if name is not None]
         makes = any(results[index] in graph.differentiable for index in rule.saved_results)
         makes = makes or (bool(rule.saved_extra) and any(name in graph.differentiable for name in op.operands))
         if makes or _needed_operands(graph, op, rule):
-            return Replay(moves=at - start + 1, works=at - start + int(makes))
+            return Replay(moves=place + 1, works=place + int(makes))
     return Replay(moves=0, works=0)
 
 
@@ -165,7 +165,7 @@ def replays(graph: OperatorGraph, blocks: Blocks, whole: bool = False) -> tuple[
     firsts = tuple(blocks.operators(block) for block in blocks.firsts)
     key = ("replays", firsts, whole)
     if key not in graph.derived:
-        graph.derived[key] = tuple(replay(graph, first.start, first.stop, whole) for first in firsts)
+        graph.derived[key] = tuple(replay(graph, first, whole) for first in firsts)
     return cast("tuple[Replay, ...]", graph.derived[key])
 
 

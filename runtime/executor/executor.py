@@ -31,13 +31,13 @@ from torch.utils.checkpoint import checkpoint
 from costmodels import Then
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
-from planner.plan.layout.expert_overlap import expert_overlaps_of
+from planner.plan.layout.expert_overlap import expert_overlaps_of, replayed
 from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.segments import segments_of
 from planner.plan.layout.stage_cut import StageCut
 from planner.plan.prediction.charges import Phase
-from planner.pricing.liveness import replays
+from planner.pricing.liveness import Replay, replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex
 from runtime.comm.async_collectives import Groups
@@ -326,8 +326,14 @@ def build_executor(
     thens = turns_of_stages(bound, [segments])
     blocks = bound.blocks
     again = replays(graph, blocks)
-    experts = expert_overlaps_of(bound, overlaps_of(bound, cut.operators), cut.operators)
-    beside = {at for one in experts for at in one.beside}
+    overlaps = overlaps_of(bound, cut.operators)
+    experts = expert_overlaps_of(bound, overlaps, cut.operators)
+    changed = replayed(bound, experts, overlaps)
+
+    def works(at: int, plain: Replay) -> bool:
+        own, replay = changed.get(at, (bound.place_of(at), plain))
+        return own < replay.works
+
     instructions: dict[int, Instruction] = {}
     together = frozenset[str]().union(*(segment.gathered for segment in segments))
     outlive = {*results, *asked, *(content for _, content in updates)}
@@ -351,14 +357,12 @@ def build_executor(
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - outlive)),
             kept=bound.is_kept(index),
-            repeated=block is None or index in beside or bound.place_of(index) < again[blocks.kinds[block]].works,
+            repeated=block is None or works(index, again[blocks.kinds[block]]),
             deferred=bool(deferred_weight_gradients(bound, index)),
             then=thens.get(index, "work"),
         )
-    overlaps = tuple(
-        one for one in overlaps_of(bound, cut.operators) if one.kind == "operand" or one.value not in (*results, *asked)
-    )
-    instructions = overlap(instructions, overlaps, bound, place)
+    chosen = tuple(one for one in overlaps if one.kind == "operand" or one.value not in (*results, *asked))
+    instructions = overlap(instructions, chosen, bound, place)
     behind = in_parts(instructions, experts, _nothing if alternation is None else alternation.switch)
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
 

@@ -36,6 +36,7 @@ class Exchanged:
 
 CASES = (
     Exchanged(model="mixture", way="samples", mesh=(2, 1), settings=FULL),
+    Exchanged(model="beside", way="folded", mesh=(1, 2), settings=FULL),
     Exchanged(model="mixture", way="samples", mesh=(2, 1), settings=IN_PARTS),
     Exchanged(model="mixture", way="samples", mesh=(2, 1), there=0),
     Exchanged(model="mixture", way="tensor inside", mesh=(2, 2), there=4, settings={"recomputation": "selective"}),

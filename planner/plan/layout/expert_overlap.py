@@ -29,7 +29,7 @@ from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.overlapped_products import Overlap, in_order
-from planner.pricing.liveness import replays
+from planner.pricing.liveness import Replay, replay, replays
 from planner.sharding.rule import FactorKind
 
 OP_CLASS = "experts"
@@ -83,10 +83,26 @@ def divided(at: int, beside: Sequence[int], count: int, overlaps: Iterable[Overl
     return ExpertOverlap(at=at, there=tuple(beside[:count]), back=tuple(beside[count:]))
 
 
-def beside_experts(bound: BoundPlan, overlaps: Sequence[Overlap]) -> frozenset[int]:
-    """The operators of a plan that run during an expert exchange; `overlaps` are its overlaps of tensor parallelism. A
-    recomputed block computes them again, because the end of their experts, which keeps something, comes after them."""
-    return frozenset(at for one in expert_overlaps_of(bound, overlaps) for at in one.beside)
+def replayed(
+    bound: BoundPlan, experts: Sequence[ExpertOverlap], overlaps: Iterable[Overlap]
+) -> Mapping[int, tuple[int, Replay]]:
+    """What recomputed blocks compute again because operators run during their exchanges: for some operators, a place
+    and how much is computed again, in place of those of the block (`planner.pricing.liveness`). Operators beside
+    experts are, because the end of their experts, which keeps something, comes after them. Of those behind the last
+    experts, as many are as keep something, or come before others of them that do."""
+    found, blocks = dict[int, tuple[int, Replay]](), dict[int, list[ExpertOverlap]]()
+    runs_with = {product: one.at for one in overlaps for product in one.early} if experts else {}
+    for one in experts:
+        block = bound.blocks.block_of(one.at)
+        if block is not None and one.beside and bound.recompute_of(block) is not None:
+            blocks.setdefault(block, []).append(one)
+    for block, own in blocks.items():
+        last, beside = max(one.at for one in own), {at for one in own for at in one.beside}
+        behind = [at for at in bound.blocks.operators(block) if runs_with.get(at, at) > last and at not in beside]
+        rest = replay(bound.graph, behind)
+        found.update({at: (place, rest) for place, at in enumerate(behind)})
+        found.update(dict.fromkeys(beside, (0, Replay(moves=1, works=1))))
+    return found
 
 
 def possible_expert_overlaps(
@@ -131,8 +147,7 @@ def _beside(bound: BoundPlan, at: int, behind: Mapping[int, Sequence[int]]) -> l
         return []
     inside, stop = bound.blocks.operators(block), bound.blocks.borders[block + 1]
     if bound.recompute_of(block) is not None:  # only operators that are computed again
-        replay = replays(bound.graph, bound.blocks)[bound.blocks.kinds[block]]
-        stop = inside.start + replay.moves
+        stop = inside.start + replays(bound.graph, bound.blocks)[bound.blocks.kinds[block]].moves
     at_once = {one: identity for identity in inside for one in behind.get(identity, ())}
     order = in_order(inside, {key: behind[key] for key in inside if key in behind})
     sizes = bound.plan.mesh.sizes

@@ -16,7 +16,7 @@ from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.activation_offload import offloaded_activations
 from planner.plan.layout.block_gathers import BlockGather, Known, block_gathers
-from planner.plan.layout.expert_overlap import expert_overlaps_of, in_parts_order
+from planner.plan.layout.expert_overlap import expert_overlaps_of, in_parts_order, replayed
 from planner.plan.layout.overlapped_products import Overlap, in_order, overlaps_of
 from planner.plan.layout.stage_cut import StageCut, cut_stage
 from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
@@ -85,6 +85,13 @@ def segments_of(
     overlaps = overlaps_of(bound, cut.operators) if overlaps is None else overlaps
     behind = _behind(bound, overlaps)
     experts = expert_overlaps_of(bound, overlaps, cut.operators)
+    changed = replayed(bound, experts, overlaps)
+
+    def moves(at: int, block: int | None) -> bool:
+        assert block is not None, "blocks are recomputed"
+        place, replay = changed.get(at, (bound.place_of(at), again[bound.blocks.kinds[block]]))
+        return place < replay.moves
+
     for block, run in reversed(_runs(bound, cut.operators)):
         operators = in_parts_order(in_order(run, behind), experts)
         recomputed = bound.recompute_of(block) is not None
@@ -96,7 +103,7 @@ def segments_of(
                 operators=operators,
                 block=block,
                 recomputed=recomputed,
-                again=again[bound.blocks.kinds[block]].moves if block is not None and recomputed else 0,
+                again=sum(moves(at, block) for at in operators) if recomputed else 0,
                 reads=tuple(name for name in mentioned if name not in made and name not in held),
                 held=held,
                 writes=tuple(sorted(made & used_later)),

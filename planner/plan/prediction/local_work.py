@@ -12,7 +12,7 @@ from dataclasses import replace
 from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
-from planner.plan.layout.expert_overlap import beside_experts
+from planner.plan.layout.expert_overlap import expert_overlaps_of, replayed
 from planner.plan.layout.matrix_groups import matrix_groups
 from planner.plan.layout.micro_batch_turns import PRODUCTS
 from planner.plan.layout.overlapped_products import overlaps_of
@@ -38,7 +38,7 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
     stages = stage_of_operators(bound)
     again = replays(graph, blocks)
     overlaps = overlaps_of(bound)
-    beside = beside_experts(bound, overlaps)
+    changed = replayed(bound, expert_overlaps_of(bound, overlaps), overlaps)
     runs = {product: one.at for one in overlaps for product in one.products}
     for at, op in enumerate(bound.operators):
         if bound.plan.rank_of(stages[at]) != rank or op.rule.op_class not in PRODUCTS:
@@ -50,10 +50,11 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         block = blocks.block_of(at)
         if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
             continue
-        replay, interleave = again[blocks.kinds[block]], bound.plan.training.interleave
-        if at in beside or replay.runs(bound.place_of(at), joined_bytes(op.rule, op.strategy, bound.plan.mesh)):
+        place, replay = changed.get(at, (bound.place_of(at), again[blocks.kinds[block]]))
+        if replay.runs(place, joined_bytes(op.rule, op.strategy, bound.plan.mesh)):
             found["recomputation", name] += forward
-        elif bound.place_of(at) < replay.moves:  # only the last of interleaved micro-batches stops at its operands
+        elif place < replay.moves:  # only the last of interleaved micro-batches stops at its operands
+            interleave = bound.plan.training.interleave
             found["recomputation", name] += forward * (interleave - 1) / interleave
     return {key: flops for key, flops in found.items() if flops}
 

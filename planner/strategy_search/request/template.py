@@ -193,7 +193,7 @@ class Template:
         works: set[int] = set()
         moves: set[int] = set()
         for held in self.held:
-            again: Replay = replay(self.graph, held.start, held.stop, self.whole_blocks)
+            again: Replay = replay(self.graph, held, self.whole_blocks)
             works.update(held[: again.works])
             moves.update(held[: again.moves])
         return frozenset(works), frozenset(moves)

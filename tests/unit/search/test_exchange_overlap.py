@@ -35,6 +35,7 @@ from planner.strategy_search.tables.candidates import CandidateLists
 from planner.strategy_search.tables.under_experts import Exchanged, saved_by_exchange
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
+from tests.distributed.exchanging import exchanged
 from tests.distributed.overlapping import overlapped as with_products_overlapped
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of, with_own_network
@@ -165,6 +166,16 @@ def test_products_that_run_in_one_call_run_in_the_same_part_of_an_exchange() -> 
         assert (*one.there, *one.back) == beside
         assert len(one.there) >= count
         assert together <= set(one.there) or not together & set(one.there)
+
+
+def test_sums_behind_the_exchange_are_not_computed_again() -> None:
+    """All that keeps something runs during the exchange: attention, which the graph has behind the first sum."""
+    plan = by_hand("folded", "beside", plans.mesh_of(1, 2), recomputation="full")
+    bound = bind(exchanged(plan, "beside", 3), plans.traced("beside"), plans.BATCH)
+    (segments,) = segments_by_stage(bound)
+    block = next(segment for segment in segments if segment.recomputed)
+    names = [bound.graph.operators[at].name.removeprefix("model.layers.0") for at in block.operators]
+    assert names[block.again - 1 : block.again + 1] == [".self_attn.o_proj/linear", ".mlp/add"]
 
 
 def test_a_plan_comes_back_from_its_file_and_what_it_names_must_be_there() -> None:

@@ -72,9 +72,11 @@ class BackwardMemory(ForwardMemory):
         block = blocks.block_of(section.operators[0])
         assert block is not None
         again = self.replays[blocks.kinds[block]]
-        for at in section.operators[: again.moves]:
-            place, joined = self.bound.place_of(at), self.tensors.joined(self.bound.operators[at])
-            runs = at in self.beside or again.runs(place, joined)
+        for at in section.operators:
+            place, replay = self.replayed.get(at, (self.bound.place_of(at), again))
+            if place >= replay.moves:
+                break
+            runs = replay.runs(place, self.tensors.joined(self.bound.operators[at]))
             section.kept[at] = self._compute(at, inside, section, results=runs)
             if at in section.results:
                 self._release(section.results.pop(at))

@@ -9,7 +9,7 @@ from costmodels import Then, Turn
 from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.expert_overlap import expert_overlaps_of
+from planner.plan.layout.expert_overlap import expert_overlaps_of, replayed
 from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import StageCut
@@ -135,8 +135,9 @@ class ChunkMemory:
         self.last_use = {name: at for at in running for name in graph.operators[at].operands}
         self.uses = Counter(name for at in self.cut.operators for name in graph.operators[at].operands)
         self.replays = replays(graph, blocks)
-        experts = expert_overlaps_of(self.bound, overlaps_of(self.bound), self.cut.operators)
-        self.beside = {at for one in experts for at in one.beside}
+        overlaps = overlaps_of(self.bound)
+        experts = expert_overlaps_of(self.bound, overlaps, self.cut.operators)
+        self.replayed = replayed(self.bound, experts, overlaps)
         self.in_parts = {one.at for one in experts}
         self.pending: Counter[str] = Counter()
         self.lying: dict[str, Strides | None] = {}  # strides of gradients; None if contiguous

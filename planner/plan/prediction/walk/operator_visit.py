@@ -83,10 +83,9 @@ class OperatorVisit:
             self.works = self.moves = place in self.run_again
             self.apart = not self.works
         else:
-            replays = self.walk.replays[bound.blocks.kinds[block]]
-            self.works, self.moves = replays.runs(place, float(self.prices.joined[0])), place < replays.moves
-        if self.at in self.walk.beside:  # the overlap of recomputed experts runs it again
-            self.works = self.moves = True
+            plain = place, self.walk.replays[bound.blocks.kinds[block]]
+            place, replay = self.walk.replayed.get(self.at, plain)
+            self.works, self.moves = replay.runs(place, float(self.prices.joined[0])), place < replay.moves
 
     def work(self) -> None:
         """Seconds of its kernels, and of collectives inside of the operator."""

@@ -25,7 +25,7 @@ from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operato
 from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.block_gathers import run_of
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
-from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of
+from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of, replayed
 from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.overlapped_products import Overlap, overlaps_of
 from planner.plan.layout.segments import Segment, segments_by_stage
@@ -129,7 +129,7 @@ class Walk:
         self.runs = {at: bound.operators[one.at].operator.name for one in overlaps for at in one.early}
         experts = expert_overlaps_of(bound, overlaps)
         self.in_parts: dict[int, ExpertOverlap] = {one.at: one for one in experts}
-        self.beside = frozenset(at for one in experts for at in one.beside)
+        self.replayed = {} if self.cluster.software.whole_blocks else replayed(bound, experts, overlaps)
         self.segments = {
             at: segment
             for stage, segments in enumerate(stages)
