@@ -69,12 +69,12 @@ class Replanned:
         return f"Replanned({self.before.model.reference!r}, {now}, {there})"
 
 
-def machine_by(plan: Plan, hardware: str) -> Machine:
-    """The machine of a plan by another profile, in the plan's precision, and with its network levels if the profile has
-    the same name."""
-    if load_machine(hardware).name == plan.cluster.profile:
+def machine_by(plan: Plan, hardware: str, levels: str | None = None) -> Machine:
+    """The machine of a plan by another profile, in the plan's precision. Its network has the levels that are given;
+    else those of the plan if the profile has the same name, as levels state bandwidths of that hardware."""
+    if levels is None and load_machine(hardware).name == plan.cluster.profile:
         return machine_of(plan.cluster, hardware)
-    machine = machine_from(hardware, software=plan.cluster.software, devices=plan.cluster.devices)
+    machine = machine_from(hardware, levels=levels, software=plan.cluster.software, devices=plan.cluster.devices)
     return computing_in(machine, plan.training.precision)
 
 
@@ -100,6 +100,7 @@ def replan(
     plan: PlanOrPath,
     hardware: str | os.PathLike[str],
     *,
+    cluster: str | None = None,
     model: str | None = None,
     time_limit: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -111,6 +112,7 @@ def replan(
         plan: a Plan, or the path of its file.
         hardware: name or TOML file of the profile, such as one that `fit` corrected. A profile of the same name keeps
             the network levels of the plan.
+        cluster: network levels in place of these, as for `search`.
         model: the model, where the plan does not carry it.
         time_limit: seconds after which the best plan so far is taken.
         on_progress: called with a `Progress` after every configuration.
@@ -124,11 +126,12 @@ def replan(
         LimitError: where `time_limit` was reached before there was a plan.
     """
     callbacks(on_progress=on_progress, cancelled=cancelled)
-    names(model=model)
+    names(cluster=cluster, model=model)
     amounts(time_limit=time_limit)
     with limited(time_limit):
         before = loaded(plan)
-        machine, (graph, batch) = machine_by(before, full_profile(profile(hardware))), planned_graph(before, model)
+        machine = machine_by(before, full_profile(profile(hardware)), cluster)
+        graph, batch = planned_graph(before, model)
         kept = repriced(before, graph, batch, machine)
         return replanned(
             before, kept, graph, batch, machine, on_progress or (lambda _: None), cancelled or (lambda: False)

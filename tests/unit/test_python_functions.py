@@ -265,6 +265,16 @@ def test_a_plan_is_planned_again(plan: planner.Plan) -> None:
         planner.replan(plan, "cpuu")
 
 
+def test_levels_are_those_given_or_the_plans_for_a_profile_of_that_name(plan: planner.Plan) -> None:
+    composed = replace(plan, cluster=replace(plan.cluster, profile="h100-80gb", composition="node=4@450,cluster@25"))
+    assert machine_by(composed, "h100-80gb").composition == "node=4@450,cluster@25"
+    assert machine_by(composed, "a100-80gb").composition == ""
+    for profile in ("h100-80gb", "h200-141gb"):
+        assert machine_by(composed, profile, "node=2,cluster@12").composition == "node=2@450,cluster@12"
+    with refused(RequestError, "nod=2,cluster@25", "h100-80gb", "did you mean node?"):
+        planner.replan(plan, "h100", cluster="nod=2,cluster@25")
+
+
 def test_a_plan_that_does_not_fit_does_not_stay(plan: planner.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan with its peak above the new machine's memory stayed, as it was the fastest."""
     first = planner.replan(plan, "cpu")

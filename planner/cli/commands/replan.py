@@ -7,6 +7,7 @@ import typer
 
 from planner.cli.commands.show import OfModel, naming, traced_again
 from planner.cli.errors import reporting
+from planner.cli.options import Levels
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_of
@@ -29,13 +30,17 @@ def replan(
             metavar="PROFILE", help="Profile to plan for, such as one that plan fit corrected.", callback=hardware_of
         ),
     ],
+    cluster: Levels = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the new plan.")] = None,
     model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Search again for another profile, with no decision fixed, and show what changes and what it saves.
 
-    plan replan tiny.json --hardware mine.toml -o better.json
+    A profile of the same name keeps the network levels of the plan.
+
+        plan replan tiny.json --hardware mine.toml -o better.json
+        plan replan llama70b-64.json --hardware h200 --cluster node=8,cluster@25
     """
     with reporting(as_json):
         from planner.api.replanning import machine_by, replanned
@@ -45,11 +50,11 @@ def replan(
 
         plan = load_plan(plan_file)
         if output is not None:
-            check_place(output, (hardware,))
+            check_place(output, (hardware, cluster))
         with waiting() as wait:
             wait.phase("tracing the model")
             with naming(plan_file):
-                machine = machine_by(plan, hardware)
+                machine = machine_by(plan, hardware, cluster)
                 traced = traced_again(plan, model)
                 kept = repriced(plan, traced.graph, traced.batch, machine)
             wait.phase("searching again")
@@ -58,11 +63,14 @@ def replan(
         if output is not None:
             save_plan(found.plan, output)
         content = _content((plan_file, output), found)
+        left = "" if cluster is not None else _levels_left_out(plan, found.plan)
         if as_json:
             write_json("plan replan", {**content, "stopped": stopped()})
+            if left:
+                say(f"note: {left}", err=True)
             return
         _show(content)
-        if left := _levels_left_out(plan, found.plan):
+        if left:
             say(left)
         if output is not None:
             say(f"Plan written to {output}")
@@ -77,7 +85,7 @@ def _levels_left_out(before: "Plan", after: "Plan") -> str:
         return ""
     return (
         f"The network is that of the profile {now.profile}. The plan's own levels ({levels}) are kept only for a"
-        f" profile with the name {before.cluster.profile}."
+        f" profile with the name {before.cluster.profile}; --cluster gives levels for another."
     )
 
 

@@ -105,4 +105,4 @@ def test_network_levels_that_are_left_out_are_named() -> None:
     other = replace(plan, cluster=replace(plan.cluster, profile="mine"))
     assert _levels_left_out(composed, composed) == _levels_left_out(plan, other) == ""
     said = _levels_left_out(composed, other)
-    assert all(word in said for word in ("mine", "node=4,cluster@25", plan.cluster.profile))
+    assert all(word in said for word in ("mine", "node=4,cluster@25", plan.cluster.profile, "--cluster"))
