@@ -238,8 +238,15 @@ def compare(
         machine = machine_given(name, cluster=options.get("cluster"), software=stack, devices=count)
         case = Case(model=_name(which), hardware=machine.name, devices=count, software=stack)
         (on_case or _unheard)(case)
-        known, left = _traced(which, machine, options, traced)
-        outcome = _searched(case, known, machine, left, on_progress, stop)
+        try:
+            known, left = _traced(which, machine, options, traced)
+            outcome = _searched(case, known, machine, left, on_progress, stop)
+        except KeyboardInterrupt:
+            if not (found and stop()):
+                raise
+            break
+        if outcome.plan is None and stop():  # the search was stopped before there was a plan
+            break
         rate = prices.get(full_profile(name))
         found.append(replace(outcome, tokens=tokens, price=rate, slowdown=losses.slowdown(count)))
     return CaseComparison(outcomes=_scaled(found), stopped=stop())
@@ -282,11 +289,16 @@ def capacity(
     low, high = -1, len(sizes)  # sizes[low] is too few, sizes[high] enough
     at = min(3, len(sizes) - 1)
     while high - low > 1 and not (cancelled or _never)():
-        (outcome,) = compare(
-            model, hardware, devices=sizes[at], tokens=tokens, price=price, failures=failures,
-            checkpoint_seconds=checkpoint_seconds, restart_seconds=restart_seconds,
-            on_case=on_case, on_progress=on_progress, cancelled=cancelled, **options,
-        ).outcomes or (None,)  # fmt: skip
+        try:
+            (outcome,) = compare(
+                model, hardware, devices=sizes[at], tokens=tokens, price=price, failures=failures,
+                checkpoint_seconds=checkpoint_seconds, restart_seconds=restart_seconds,
+                on_case=on_case, on_progress=on_progress, cancelled=cancelled, **options,
+            ).outcomes or (None,)  # fmt: skip
+        except KeyboardInterrupt:
+            if not (looked and (cancelled or _never)()):
+                raise
+            break
         if outcome is None:
             break
         if outcome.plan is not None and outcome.step_tokens is None:

@@ -20,11 +20,12 @@ from planner.cli.printing import console_of
 from planner.cli.spoken import model_of, parse_counted, parse_tokens
 from planner.cli.stopping import SAID, stoppable
 from planner.cli.texts import say
-from planner.cli.waiting import Waiting, waiting
+from planner.cli.waiting import waiting
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.api.comparing import Capacity, Case, CaseComparison, Interval, Outcome
+    from planner.strategy_search.result import Progress
 
 SCHEMA_VERSION = 1  # of the objects that `plan compare --model --json` and `plan capacity --json` print
 
@@ -87,7 +88,7 @@ def compared(
     if devices is None:
         raise RequestError("missing --devices N, or several, as in --devices 32,64,128")
     _one_form(job.as_json, as_csv)
-    with _told() as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
+    with _told() as told, stoppable(told.stopping, told.searching) as stopped:
         found = compare(
             [model_of(name) or name for name in _parts(models)],
             _machines(hardware),
@@ -98,8 +99,8 @@ def compared(
             failures=failures,
             checkpoint_seconds=checkpoint_time,
             restart_seconds=restart_time,
-            on_case=lambda case: wait.phase(_phase(case)),
-            on_progress=wait.searched,
+            on_case=told.begun,
+            on_progress=told.searched,
             cancelled=stopped,
             cluster=job.cluster,
             seq_len=job.seq_len,
@@ -152,7 +153,7 @@ def capacity(
         from planner.api.comparing import capacity as asked
 
         _one_form(as_json, as_csv)
-        with _told() as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
+        with _told() as told, stoppable(told.stopping, told.searching) as stopped:
             found = asked(
                 model,
                 hardware,
@@ -162,8 +163,8 @@ def capacity(
                 failures=failures,
                 checkpoint_seconds=checkpoint_time,
                 restart_seconds=restart_time,
-                on_case=lambda case: wait.phase(_phase(case)),
-                on_progress=wait.searched,
+                on_case=told.begun,
+                on_progress=told.searched,
                 cancelled=stopped,
                 cluster=cluster,
                 seq_len=seq_len,
@@ -220,11 +221,29 @@ def _phase(case: "Case") -> str:
 class _told:  # noqa: N801  # a context manager, as `waiting` is
     """A progress line; notes on operators are printed once at the end."""
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> "_told":
         self._warned = warnings.catch_warnings(record=True)
         self._notes = self._warned.__enter__() or []
         self._wait = waiting()
-        return self._wait.__enter__()
+        self._line = self._wait.__enter__()
+        self._searching = False
+        return self
+
+    def begun(self, case: "Case") -> None:
+        """The model of a case may be traced next."""
+        self._searching = False
+        self._line.phase(_phase(case))
+
+    def searched(self, progress: "Progress") -> None:
+        self._searching = True
+        self._line.searched(progress)
+
+    def searching(self) -> bool:
+        """Whether a search has begun, which can be asked to stop."""
+        return self._searching
+
+    def stopping(self) -> None:
+        self._line.phase("stopping")
 
     def __exit__(self, *error: Any) -> None:
         self._wait.__exit__(*error)

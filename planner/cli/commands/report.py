@@ -107,7 +107,7 @@ def _reported(
     from planner.report.data.bill import bill_rows
 
     plan = load_plan(plan_file)
-    with waiting() as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
+    with waiting() as wait:
         wait.phase("tracing the model")
         with naming(plan_file):
             cluster = machine_of(plan.cluster, hardware)
@@ -115,7 +115,8 @@ def _reported(
             wait.phase("checking the plan")
             verdict = verify(plan, model.graph, model.batch, cluster)
         bill = () if paid is None else bill_rows(plan, verdict.prediction, *paid)
-        choices = other_plans(verdict, model, cluster, time_limit, wait, stopped) if search else None
+        with stoppable(lambda: wait.phase("stopping")) as stopped:
+            choices = other_plans(verdict, model, cluster, time_limit, wait, stopped) if search else None
         wait.phase("simulating the step")
         remarks = _remarks(verdict)
         return report_of(verdict.bound, verdict.prediction, cluster, remarks=remarks, choices=choices, bill=bill)

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from planner.api import comparing
 from planner.cli import limiting
 from planner.cli.commands import repricing
 from planner.cli.commands import show as showing
 from planner.cli.commands.plan import undisturbed
 from planner.cli.limiting import whole_process
+from planner.cli.main import app
 from planner.cli.options import Options
 from planner.cli.waiting import Waiting, news_of, waiting
 from planner.errors import LateError
@@ -284,3 +287,23 @@ def test_the_garbage_collector_looks_through_what_is_left_unless_the_process_end
         assert gc.get_freeze_count() > before
     finally:
         gc.unfreeze()
+
+
+def test_ctrl_c_while_a_model_is_traced_ends_a_comparison_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken as a request to stop, which nobody reads before the model is traced and its search begins."""
+    trace = comparing.trace
+
+    def traced(model: str, **options: Any) -> Any:
+        if model == "gpt-tiny":
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("traced on")
+        return trace(model, **options)
+
+    monkeypatch.setattr(comparing, "trace", traced)
+    call = ["compare", "--devices", "1", "--hardware", "cpu", "--seq-len", "16", "--model"]
+    assert CliRunner().invoke(app, [*call, "gpt-tiny"]).exit_code == 130
+    found = CliRunner().invoke(app, [*call, "llama-tiny,gpt-tiny"])
+    assert found.exit_code == 0
+    assert "Stopped by Ctrl-C: cases that were not searched by then are missing." in found.stdout
+    call = ["capacity", "--days", "1", "--tokens", "1G", "--hardware", "cpu", "--model", "gpt-tiny"]
+    assert CliRunner().invoke(app, call).exit_code == 130
