@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,15 +133,12 @@ class Filled:
     beside: Array
     least: Array  # the least bytes in which the range fits
     variant: NDArray[np.intp]
-    pair: NDArray[np.intp]
+    first: NDArray[np.intp]
+    second: NDArray[np.intp]
     lean: NDArray[np.intp]
-    pairs: tuple[tuple[int, int], ...]
 
     def filling(self, block_range: int) -> Filling:
-        first, second = self.pairs[int(self.pair[block_range])]
-        return Filling(
-            variant=int(self.variant[block_range]), first=first, second=second, lean=int(self.lean[block_range])
-        )
+        return Filling(**{name: int(getattr(self, name)[block_range]) for name in _CHOICES})
 
     def among(self, some: NDArray[np.intp], count: int) -> "Filled":
         """The same for `count` ranges of blocks, of which these are `some`; the others get infinity."""
@@ -151,10 +148,10 @@ class Filled:
             spread[name][some] = getattr(self, name)
         return replace(self, **spread)
 
-    def or_else(self, other: "Filled", variant: int) -> "Filled":
-        """The faster of two fillings for every range of blocks."""
+    def or_else(self, other: "Filled", variant: int = 0) -> "Filled":
+        """The faster of two fillings for every range of blocks; the other one is that of a variant."""
         better = other.busy < self.busy
-        fields = (*_SECONDS_AND_BYTES, "pair", "lean")
+        fields = (*_SECONDS_AND_BYTES, "first", "second", "lean")
         taken = {name: np.where(better, getattr(other, name), getattr(self, name)) for name in fields}
         return replace(
             self, **taken, least=np.minimum(self.least, other.least), variant=np.where(better, variant, self.variant)
@@ -162,7 +159,10 @@ class Filled:
 
 
 _SECONDS_AND_BYTES = ("part", "step", "busy", "peak", "beside")
-_CHOICES = ("variant", "pair", "lean")
+_CHOICES = ("variant", "first", "second", "lean")
+
+Known: TypeAlias = dict[Rank, tuple[int, Filled]]
+"""For ranks that were filled, from how many ways of a pool, and how. The pool may have got more ways since."""
 
 
 def fill_best(
@@ -173,16 +173,25 @@ def fill_best(
     capacity: float,
     some: NDArray[np.intp] | None = None,
     recomputed: int | None = None,
+    known: Known | None = None,
 ) -> list[Filled]:
-    """`fill`, where each rank takes the best of several variants of what it holds in addition to its inner blocks."""
-    every = iter(
-        fill([rank for variants in ranks for rank in variants], pool, block_ranges, weight, capacity, some, recomputed)
-    )
+    """`fill`, where each rank takes the best of several variants of what it holds in addition to its inner blocks.
+    Ranks that are `known` are filled only with pairs that have one of the ways added since; what is found is added."""
+    known = {} if known is None else known
+    groups: dict[int, list[Rank]] = {}
+    for rank in dict.fromkeys(rank for variants in ranks for rank in variants):
+        groups.setdefault(known[rank][0] if rank in known else 0, []).append(rank)
+    for old, own in groups.items():
+        if old == len(pool) > 0:
+            continue
+        added = fill(own, pool, block_ranges, weight, capacity, some, recomputed, old)
+        for rank, more in zip(own, added, strict=True):
+            known[rank] = len(pool), known[rank][1].or_else(more) if old else more
     found = []
     for variants in ranks:
-        best = next(every)
-        for place in range(1, len(variants)):
-            best = best.or_else(next(every), place)
+        best = known[variants[0]][1]
+        for place, rank in enumerate(variants[1:], start=1):
+            best = best.or_else(known[rank][1], place)
         found.append(best)
     return found
 
@@ -195,6 +204,7 @@ def fill(
     capacity: float,
     some: NDArray[np.intp] | None = None,
     recomputed: int | None = None,
+    old: int = 0,
 ) -> list[Filled]:
     """Price every range of inner blocks on every rank, with at most two ways of the pool at a time. If `some` are
     given, the other ranges get infinity.
@@ -205,13 +215,13 @@ def fill(
     With `recomputed`, exactly that many blocks of every chunk are recomputed, or all blocks of a shorter chunk.
 
     The lean blocks come first in a stage: if they are recomputed, it need not keep what it receives. An empty pool
-    stands for a model without inner blocks.
+    stands for a model without inner blocks. Pairs of the first `old` ways of the pool are left out.
     """
     priced = block_ranges if some is None else block_ranges.only(some)
     at_once = max(1, _CELLS // (max(1, len(pool) * (len(pool) + 1) // 2) * len(priced.lengths)))
     found: list[Filled] = []
     for start in checked(range(0, len(ranks), at_once)):
-        found += _filled(ranks[start : start + at_once], pool, priced, weight, capacity, recomputed)
+        found += _filled(ranks[start : start + at_once], pool, priced, weight, capacity, recomputed, old)
     return found if some is None else [filled.among(some, len(block_ranges.lengths)) for filled in found]
 
 
@@ -222,8 +232,9 @@ def _filled(
     weight: float,
     capacity: float,
     recomputed: int | None = None,
+    old: int = 0,
 ) -> list[Filled]:
-    mixed, outer = _Mixed(ranks, pool, block_ranges, weight), _Ends(ranks, weight)
+    mixed, outer = _Mixed(ranks, pool, block_ranges, weight, old), _Ends(ranks, weight)
     at_once = np.maximum(mixed.largest("replay"), outer.replay) + np.maximum(
         mixed.largest("transient"), outer.transient
     )
@@ -276,7 +287,6 @@ def _filled(
         total("memory", np.zeros(1)) + of_best(held),
     )
     handed, least = of_best(beside), np.where(same, held + all_fast, math.inf).min(axis=1)
-    pairs = tuple(zip(mixed.fast.tolist(), mixed.lean.tolist(), strict=True))
     return [
         Filled(
             part=part[at],
@@ -286,9 +296,9 @@ def _filled(
             beside=handed[at],
             least=least[at],
             variant=np.zeros(len(some), dtype=np.intp),
-            pair=best[at],
+            first=mixed.fast[best[at]],
+            second=mixed.lean[best[at]],
             lean=chosen[at],
-            pairs=pairs,
         )
         for at in range(len(ranks))
     ]
@@ -297,9 +307,11 @@ def _filled(
 class _Mixed:
     """The cost of every range of blocks whose first blocks run in one way of the pool, `lean`, and the others in
     another, `fast`. Arrays are (ranks, pairs of ways, ranges of blocks). `pays` says for each rank which pairs can be
-    of use."""
+    of use. Pairs of the first `old` ways are left out."""
 
-    def __init__(self, ranks: Sequence[Rank], pool: Sequence[Way], block_ranges: BlockRanges, weight: float) -> None:
+    def __init__(
+        self, ranks: Sequence[Rank], pool: Sequence[Way], block_ranges: BlockRanges, weight: float, old: int = 0
+    ) -> None:
         self.ranks, self.block_ranges = ranks, block_ranges
         kinds = len(block_ranges.counts)
         pool = pool or [()]
@@ -330,15 +342,16 @@ class _Mixed:
         self.reduces = bool(reduction.any()) or any(a.reduction for rank in ranks for a, _ in rank.ends)
         self.recompute = np.array([[column.recompute for column in way] for way in pool], dtype=np.bool_)
         self.recompute = self.recompute.reshape(len(pool), kinds)
-        self.fast, self.lean, self.pays = self._pairs()
+        self.fast, self.lean, self.pays = self._pairs(old)
 
-    def _pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+    def _pairs(self, old: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
         """Every way with itself, and with each leaner but slower way that could make a stage fit: that way takes no
         more memory for any kind of block, and less for at least one of them."""
         memory, busy = self.costs["memory"], self.costs["busy"]
         no_more = (memory[:, None, :, :] <= memory[:, :, None, :]).all(axis=-1)
         pays = (memory[:, None, :, :] < memory[:, :, None, :]) & (busy[:, None, :, :] > busy[:, :, None, :])
         found = (no_more & pays.any(axis=-1)) | np.eye(memory.shape[1], dtype=np.bool_)
+        found[:, :old, :old] = False
         fast, lean = np.nonzero(found.any(axis=0))
         return fast, lean, found[:, fast, lean]
 

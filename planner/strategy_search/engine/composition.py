@@ -24,7 +24,7 @@ from planner.strategy_search.decomposition.mixture import Mixture, best_mixture
 from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.decomposition.priced import Priced, State
 from planner.strategy_search.decomposition.setting import Setting
-from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Handed, Rank, Way, fill_best
+from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Handed, Known, Rank, Way, fill_best
 from planner.strategy_search.engine.master import Master, master_of
 from planner.strategy_search.engine.outcome import RankFilling
 
@@ -78,6 +78,7 @@ class Composition:
         self.blocks = self.block_ranges.blocks
         self.pools: list[list[Way]] = [[] for _ in multipliers]
         self.least, self.fullest, self.fitted = math.inf, 0, False
+        self._filled: dict[object, Known] = {}  # pools of a state only grow
 
     def compose(self, state: State) -> Tried:
         """The best division with the columns known at a state."""
@@ -103,7 +104,7 @@ class Composition:
             )
             described.append(tuple(self.rank(rank, state, head, tail) for head, tail in chosen))
             variants.append(chosen)
-        ranks, division = self._divided(described, given)
+        ranks, division = self._divided(state, described, given)
         if division is None:
             share = math.ceil(self.blocks / setting.ranks) if given is None else max(given)
             wanted = [float(filled.least[n]) for filled, n in zip(ranks, self.shared(share), strict=True)]
@@ -240,19 +241,21 @@ class Composition:
         return (each - chain.blocks_in_head, *middle, each - chain.blocks_in_tail)
 
     def _divided(
-        self, described: Sequence[tuple[Rank, ...]], given: Sequence[int] | None
+        self, state: State, described: Sequence[tuple[Rank, ...]], given: Sequence[int] | None
     ) -> tuple[list[Filled], Division | None]:
         """The fillings of every rank, and the best division of the blocks, if any fits. If the setting asks for equal
         numbers of recomputed blocks in every chunk, numbers are tried upwards, from none, until they only take
         longer."""
-        ranks, division = self._divided_with(described, given, None)
+        ranks, division = self._divided_with(state, described, given, None)
         if self.setting.counts == "any" or division is None:
             return ranks, division
         most = math.ceil(self.blocks / (self.setting.ranks * self.setting.chunks)) * (1 if given is not None else 2)
         best: tuple[list[Filled], Division] | None = None
         worse = 0
         for count in range(self._recomputed(ranks, division, given), most + 1):
-            tried, found = self._divided_with(described, given, count * self.setting.chunks // self.setting.copies)
+            tried, found = self._divided_with(
+                state, described, given, count * self.setting.chunks // self.setting.copies
+            )
             if found is not None and (best is None or found.seconds < best[1].seconds):
                 best, worse = (tried, found), 0
             elif best is not None:
@@ -274,7 +277,7 @@ class Composition:
         return fewest
 
     def _divided_with(
-        self, described: Sequence[tuple[Rank, ...]], given: Sequence[int] | None, recomputed: int | None
+        self, state: State, described: Sequence[tuple[Rank, ...]], given: Sequence[int] | None, recomputed: int | None
     ) -> tuple[list[Filled], Division | None]:
         """The fillings of every rank, and the best division of the blocks, if any fits, with `recomputed` blocks in
         every chunk; any number if that is None.
@@ -291,7 +294,10 @@ class Composition:
             known: dict[tuple[int, tuple[Rank, ...]], Filled] = {}
             for kind, (pool, capacity) in enumerate(zip(self.pools, self.pipeline_of_kinds.capacities, strict=True)):
                 own = list(dict.fromkeys(each for each, home in zip(described, kinds, strict=True) if home == kind))
-                filled = fill_best(own, pool, self.block_ranges, setting.micro_batches, capacity, some, recomputed)
+                before = self._filled.setdefault((state, kind, longest, recomputed), {})
+                filled = fill_best(
+                    own, pool, self.block_ranges, setting.micro_batches, capacity, some, recomputed, before
+                )
                 known.update(((kind, each), found) for each, found in zip(own, filled, strict=True))
             ranks = [known[home, each] for home, each in zip(kinds, described, strict=True)]
             division = divide(

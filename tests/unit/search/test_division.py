@@ -13,7 +13,15 @@ from planner.sharding.update import Update
 from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
 from planner.strategy_search.decomposition.division import divide, least_seconds, step_seconds
 from planner.strategy_search.decomposition.pieces import Amounts, Column
-from planner.strategy_search.decomposition.stage_filling import Filled, Rank, Way, _first_reaching, fill, fill_best
+from planner.strategy_search.decomposition.stage_filling import (
+    Filled,
+    Known,
+    Rank,
+    Way,
+    _first_reaching,
+    fill,
+    fill_best,
+)
 from planner.strategy_search.engine.composition import Composition
 from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.engine.families import engine_of
@@ -125,6 +133,21 @@ def test_the_best_of_several_ends_is_taken_for_every_number_of_blocks() -> None:
             assert together.filling(count).lean == chosen.filling(count).lean
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_filled_ranks_are_filled_on_with_new_ways_alone(seed: int) -> None:
+    draw = random.Random(seed)
+    kinds = draw.choice(ROWS)
+    ranks, block_ranges, capacity = [random_rank(draw) for _ in range(3)], block_ranges_of(kinds), draw.uniform(60, 250)
+    leans = [draw.random() for _ in range(6)]
+    ways = [tuple(column(random_amounts(draw, lean), lean > 0.5) for _ in set(kinds)) for lean in leans]
+    known: Known = {}
+    for count, own in ((2, ranks[:2]), (3, ranks), (3, ranks), (6, ranks)):  # the third rank comes later
+        found = fill_best([own], ways[:count], block_ranges, WEIGHT, capacity, known=known)[0]
+        anew = fill_best([own], ways[:count], block_ranges, WEIGHT, capacity)[0]
+        for name in ("part", "step", "busy", "peak", "beside", "least", "variant", "first", "second", "lean"):
+            assert (getattr(found, name) == getattr(anew, name)).all(), name
+
+
 def random_filled(draw: random.Random, blocks: int, weight: float, *, steps: bool) -> Filled:
     """Monotone prices of 0 ... blocks; perhaps no more than some fit."""
     part = np.cumsum([draw.random() * 0.3, *(draw.uniform(0.5, 1.5) for _ in range(blocks))])
@@ -140,9 +163,9 @@ def random_filled(draw: random.Random, blocks: int, weight: float, *, steps: boo
         beside=nothing,
         least=nothing,
         variant=places,
-        pair=places,
+        first=places,
+        second=places,
         lean=places,
-        pairs=((0, 0),),
     )
 
 
@@ -242,7 +265,7 @@ def priced_by_kinds(draw: random.Random, block_ranges: BlockRanges, weight: floa
     priced = np.where(fits, part, math.inf)
     return Filled(
         part=priced, step=np.where(fits, 0.0, math.inf), busy=weight * priced, peak=nothing, beside=nothing,
-        least=nothing, variant=places, pair=places, lean=places, pairs=((0, 0),),
+        least=nothing, variant=places, first=places, second=places, lean=places,
     )  # fmt: skip
 
 
