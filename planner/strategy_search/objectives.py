@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodels import peak_memory
-from hardware_profiles import Bytes, Machine, TopologyError, of_one_kind
+from hardware_profiles import Bytes, Machine, Seconds, TopologyError, of_one_kind
 from hardware_profiles.units import bytes_text
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
@@ -71,15 +71,15 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
 
 def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     engines: dict[object, Shared] = {}
-    later: list[Callable[[SearchResult], SearchResult]] = []  # searches around a plan that offload may beat
+    later: list[Callable[[SearchResult, Seconds], SearchResult]] = []  # searches around a plan that offload may beat
 
     def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop, cutoff: float = math.inf) -> SearchResult:
         shared = engines[one.update.placed, one.offload] = Shared()
 
         def best(asked: SearchRequest) -> SearchResult:
-            def refined(found: SearchResult) -> SearchResult:
-                found = with_narrower(asked, found, shared, on_progress, cancelled)
-                return with_rings_around_best(asked, found, shared, on_progress, cancelled)
+            def refined(found: SearchResult, cutoff: Seconds = math.inf) -> SearchResult:
+                found = with_narrower(asked, found, shared, on_progress, cancelled, cutoff)
+                return with_rings_around_best(asked, found, shared, on_progress, cancelled, cutoff)
 
             found = best_plans(asked, on_progress, cancelled, cutoff, shared)
             found = with_unequal_stages(asked, found, shared, on_progress, cancelled)

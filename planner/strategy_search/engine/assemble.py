@@ -13,6 +13,7 @@ from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.uneven_stages import uneven_stages
 from planner.strategy_search.request.template import Key
@@ -34,14 +35,14 @@ class Assembly:
     chunks: tuple[int, ...]
 
 
-def assembly(chain: Chain, ranks: Sequence[RankFilling], virtual_stages: int, *, uneven: bool = False) -> Assembly:
+def assembly(chain: Chain, ranks: Sequence[RankFilling], setting: Setting) -> Assembly:
     """Put what the ranks run into the order of the model, in virtual stages that hold equally many blocks, or are
-    `uneven`."""
+    uneven."""
     head, tail = ranks[0].head, ranks[-1].tail
     assert head is not None
     blocks: list[Column] = [head] * chain.blocks_in_head
-    rounds = zip(*(rank.of_chunks(virtual_stages) for rank in ranks), strict=True)
-    stages = uneven_stages(chain, ranks, virtual_stages) if uneven else [inner for one in rounds for inner in one]
+    rounds = zip(*(rank.of_chunks(setting.chunks) for rank in ranks), strict=True)
+    stages = uneven_stages(chain, ranks, setting) if setting.uneven else [inner for one in rounds for inner in one]
     blocks += [column for inner in stages for column in inner]
     chunks = [len(inner) for inner in stages]
     chunks[0] += chain.blocks_in_head

@@ -391,7 +391,7 @@ class Engine:
         outcome = replace(evaluation.run(), gathers=gathers, apart=self.apart, agreed=way)
         if not configuration.uneven or not outcome.ranks:
             return outcome
-        waiting = waiting_of_uneven(pipeline_of_kinds.chain, outcome.ranks, configuration)
+        waiting = waiting_of_uneven(pipeline_of_kinds.chain, outcome.ranks, setting)
         return replace(outcome, seconds=outcome.seconds + waiting, waiting=waiting)
 
     def source_of(self, outcome: Outcome) -> "Engine":

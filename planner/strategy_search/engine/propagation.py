@@ -66,7 +66,7 @@ def propagated(
         chain, outcome = min(tried, key=lambda one: one[1].seconds)
     if not outcome.ranks:
         return None
-    return fixed_of(assembly(chain, outcome.ranks, setting.chunks, uneven=setting.uneven))
+    return fixed_of(assembly(chain, outcome.ranks, setting))
 
 
 def fixed_of(found: Assembly) -> Fixed:

@@ -339,7 +339,7 @@ class _Descent:
         outcome = Evaluation(chain, setting, cutoff=bar, rounds=_ROUNDS).run()
         if not outcome.ranks or outcome.seconds >= bar:
             return math.inf if outcome.ranks or bar < math.inf else outcome.least * (1 + _ROUNDING)
-        return fixed_of(assembly(chain, outcome.ranks, setting.chunks, uneven=setting.uneven)), outcome.seconds
+        return fixed_of(assembly(chain, outcome.ranks, setting)), outcome.seconds
 
     def polished(self, decided: _Decided, best: float) -> RecursivePlan:
         """Decide every axis once more given all others, and meshes that differ a little, until nothing gets faster."""

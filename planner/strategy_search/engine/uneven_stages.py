@@ -9,7 +9,7 @@ holds as much as the search counted. The sizes of its stages differ by at most o
 stages of a rank one by one, and come first in each.
 
 With blocks of several kinds a rank holds other blocks than in the search. Then blocks are moved from one stage to
-another as long as the busiest rank gets less busy, or stages more equal.
+another as long as more ranks have the memory for theirs, the busiest rank gets less busy, or stages more equal.
 
 Ranks that are equally busy still wait for each other if their stages take unequally long, for a tenth of the step and
 more. They wait least if the larger stages follow each other, from one rank to the next and back to the first:
@@ -20,12 +20,12 @@ more. They wait least if the larger stages follow each other, from one rank to t
 So a few choices of the larger stages are simulated: the same stage of every rank, or the next one for the first half of
 the ranks. The waiting time that remains is not part of any objective, so it is added to it.
 
-Not good for: blocks of several kinds whose memory differs a lot; the prediction notices, and the search leaves more
-memory."""
+A rank may lack memory all the same; the prediction notices, and the search leaves more memory."""
 
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -38,8 +38,8 @@ from planner.limits import checked
 from planner.plan.plan import INTERLEAVED
 from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.outcome import RankFilling
-from planner.strategy_search.request.space import Configuration
 
 Passes: TypeAlias = tuple[Seconds, Seconds]
 """Seconds of a micro-batch, forward and backward."""
@@ -54,6 +54,12 @@ _MANY = 16
 _DIGITS = 2
 """Digits to which the time of stages, in blocks, is rounded for the comparison."""
 
+_SHARE_DIGITS = 4
+"""Digits to which shares of a device's memory are rounded."""
+
+_OVERFULL = 1e3
+"""A rank that lacks as much memory as it has counts as so many times busier."""
+
 _MOVES = 64
 """Maximum number of blocks that are moved from one stage to another."""
 
@@ -61,9 +67,31 @@ _LESS = 1e-9
 """Relative amount by which the busiest rank, or the unevenness of stages, has to improve."""
 
 
-def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], virtual: int) -> list[tuple[Column, ...]]:
-    """Inner blocks of `virtual` stages of every rank, stage by stage in the order of the model. A stage holds at least
-    one block; the first and the last stage, which also hold what comes before and after the blocks, may hold none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """Memory in shares of that of a device: of a block of each kind on each stage (stages, kinds), and of everything
+    else on each rank; `kinds` of the blocks."""
+
+    each: tuple[tuple[float, ...], ...]
+    beside: tuple[float, ...]
+    kinds: tuple[int, ...]
+
+    def lacking(self, borders: NDArray[np.intp]) -> NDArray[np.float64]:
+        """What all ranks lack together, for stages between these blocks, (tries, stages + 1)."""
+        every = np.arange(len(self.each[0]))
+        along = np.concatenate((np.zeros((1, len(every))), np.cumsum(np.array(self.kinds)[:, None] == every, axis=0)))
+        held = along[borders[:, 1:]] - along[borders[:, :-1]]  # (tries, stages, kinds)
+        stages = (held * np.array(self.each)).sum(axis=2)
+        ranks = stages.reshape(len(borders), -1, len(self.beside)).sum(axis=1) + np.array(self.beside)
+        lacking: NDArray[np.float64] = np.maximum(ranks - 1, 0.0).sum(axis=1)
+        return lacking
+
+
+def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], setting: Setting) -> list[tuple[Column, ...]]:
+    """Inner blocks of the virtual stages of every rank, stage by stage in the order of the model. A stage holds at
+    least one block; the first and the last stage, which also hold what comes before and after the blocks, may hold
+    none."""
+    virtual = setting.chunks
     names = list(dict.fromkeys(piece.kind for piece in chain.inner))
     kinds = [names[kind] for kind in chain.block_ranges.kinds]
     usual = _usual_seconds(ranks)
@@ -73,7 +101,8 @@ def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], virtual: int) -> l
     mean = math.fsum(math.fsum(usual[kind]) for kind in kinds) / len(kinds)
     blocks = tuple([_to(usual[kind], mean) for kind in kinds])
     counts = tuple([len(rank.inner) for rank in ranks])
-    sizes = _best_sizes(counts, blocks, tuple([_to(end, mean) for end in ends]), len(names))
+    memory = _memory(ranks, setting, names, kinds)
+    sizes = _best_sizes(counts, blocks, tuple([_to(end, mean) for end in ends]), len(names), memory)
     borders = [0, *itertools.accumulate(sizes)]
     stages = [kinds[start:stop] for start, stop in itertools.pairwise(borders)]
     every = [column for rank in ranks for column in rank.inner]
@@ -85,38 +114,69 @@ def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], virtual: int) -> l
     return found
 
 
-def waiting_of_uneven(chain: Chain, ranks: Sequence[RankFilling], configuration: Configuration) -> Seconds:
+def _memory(
+    ranks: Sequence[RankFilling], setting: Setting, names: Sequence[int], kinds: Sequence[int]
+) -> _Memory | None:
+    """Memory of ranks that run blocks as they were found; None if it is not limited."""
+    if math.isinf(setting.capacity):
+        return None
+    every = [column for rank in ranks for column in rank.inner]
+    each = [[0.0] * len(names) for _ in range(len(ranks) * setting.chunks)]
+    beside = []
+    for number, rank in enumerate(ranks):
+        flights = setting.flights(number)
+        inner = math.fsum(column.amounts.fixed + flights * column.amounts.live for column in rank.inner)
+        beside.append(_share(rank.peak - inner, setting))
+        for kind, name in enumerate(names):
+            ways = [column for column in rank.inner if column.kind == name]
+            ways = ways or [column for column in every if column.kind == name]
+            fixed, live = (
+                math.fsum(getattr(column.amounts, field) for column in ways) / max(1, len(ways))
+                for field in ("fixed", "live")
+            )
+            for chunk, number_of in enumerate(setting.in_flight[number]):
+                each[chunk * len(ranks) + number][kind] = _share(fixed + number_of * live, setting)
+    of_blocks = tuple([names.index(kind) for kind in kinds])
+    return _Memory(each=tuple(map(tuple, each)), beside=tuple(beside), kinds=of_blocks)
+
+
+def _share(nbytes: float, setting: Setting) -> float:
+    return round(nbytes / setting.capacity, _SHARE_DIGITS)
+
+
+def waiting_of_uneven(chain: Chain, ranks: Sequence[RankFilling], setting: Setting) -> Seconds:
     """Seconds of a step that ranks wait for each other because their stages take unequally long, without communication
     and without the work that is done once per step."""
-    stages = [list(inner) for inner in uneven_stages(chain, ranks, configuration.virtual_stages)]
+    stages = [list(inner) for inner in uneven_stages(chain, ranks, setting)]
     stages[0] += [one for one in (ranks[0].head,) if one is not None]
     stages[-1] += [one for one in (ranks[-1].tail,) if one is not None]
     passes = [_summed([_passes(column) for column in own]) for own in stages]
-    return _waiting(passes, configuration.pipeline, configuration.micro_batches)
+    return _waiting(passes, setting.ranks, setting.micro_batches)
 
 
 @lru_cache(maxsize=64)
 def _best_sizes(
-    ranks: tuple[int, ...], blocks: tuple[Passes, ...], ends: tuple[Passes, ...], kinds: int
+    ranks: tuple[int, ...], blocks: tuple[Passes, ...], ends: tuple[Passes, ...], kinds: int, memory: _Memory | None
 ) -> tuple[int, ...]:
     """Inner blocks of every stage, for ranks with these numbers of blocks: of the ways to choose the stages with one
-    block more, the one with which ranks wait least for each other."""
+    block more, the one with which ranks lack the least memory and wait least for each other."""
     p, virtual = len(ranks), len(ends) // len(ranks)
     total, beside = [math.fsum(one) for one in blocks], [math.fsum(one) for one in ends]
     ways = [[virtual - 1] * (p - 1) + [0]]
     for first in range(virtual):
         behind, half = (first + 1) % virtual, p // 2
         ways += [[first] * p, [behind] * half + [first] * (p - half)]
-    found = dict[tuple[int, ...], Seconds]()
+    found = dict[tuple[int, ...], tuple[float, Seconds]]()
     for way in ways:
         sizes = _sizes(ranks, beside, math.fsum(total) / len(total), way)
         if kinds > 1:
-            sizes = _levelled(sizes, total, beside, p)
+            sizes = _levelled(sizes, total, beside, p, memory)
         if tuple(sizes) not in found:
             borders = [0, *itertools.accumulate(sizes)]
+            lacking = 0.0 if memory is None else float(memory.lacking(np.array([borders]))[0])
             own = [_summed(blocks[start:stop]) for start, stop in itertools.pairwise(borders)]
             passes = [_summed(pair) for pair in zip(own, ends, strict=True)]
-            found[tuple(sizes)] = _waiting(passes, p, p * (_ROUNDS if p <= _MANY else _ROUNDS_OF_MANY))
+            found[tuple(sizes)] = lacking, _waiting(passes, p, p * (_ROUNDS if p <= _MANY else _ROUNDS_OF_MANY))
     return min(found, key=lambda sizes: found[sizes])
 
 
@@ -168,9 +228,11 @@ def _usual_seconds(ranks: Sequence[RankFilling]) -> dict[int, Passes]:
     return {kind: (ahead / count, back / count) for kind, (ahead, back, count) in sums.items()}
 
 
-def _levelled(sizes: Sequence[int], seconds: Sequence[float], ends: Sequence[float], ranks: int) -> list[int]:
+def _levelled(
+    sizes: Sequence[int], seconds: Sequence[float], ends: Sequence[float], ranks: int, memory: _Memory | None
+) -> list[int]:
     """Sizes of stages for blocks that take `seconds` each: blocks are moved, one after the other, to the stage where
-    they make the busiest rank least busy and stages most equal."""
+    ranks lack the least memory, the busiest is least busy, and stages are most equal."""
     sums = np.concatenate(([0.0], np.cumsum(seconds)))
     usual, stages = float(sums[-1]) / len(seconds), len(sizes)
 
@@ -178,6 +240,8 @@ def _levelled(sizes: Sequence[int], seconds: Sequence[float], ends: Sequence[flo
         borders = np.concatenate((np.zeros((len(counts), 1), dtype=np.intp), counts.cumsum(axis=1)), axis=1)
         own = sums[borders[:, 1:]] - sums[borders[:, :-1]] + ends
         busiest = own.reshape(len(counts), -1, ranks).sum(axis=1).max(axis=1)
+        if memory is not None:
+            busiest = busiest * (1 + _OVERFULL * memory.lacking(borders))
         return busiest, ((own / usual) ** 2).sum(axis=1)
 
     best = np.array(sizes, dtype=np.intp)

@@ -123,7 +123,7 @@ class BestFirst:
         self.report("refining")
         best = found[0]
         c = best.configuration
-        whole = assembly(best.pipeline_of_kinds.chain, best.outcome.ranks, c.virtual_stages, uneven=c.uneven)
+        whole = assembly(best.pipeline_of_kinds.chain, best.outcome.ranks, self.engine.setting(c))
         refined = self.engine.refined(c, whole, best.objective, best.outcome.gathers)
         if refined is not None:
             adopted = self.engine.adopt(c, refined)

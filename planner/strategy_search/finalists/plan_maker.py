@@ -194,12 +194,9 @@ class PlanMaker:
         request, configuration = self.request, found.configuration
         chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
         blocks, in_a_v = self.engine.template.blocks, SCHEDULES[configuration.schedule].v_shaped
-        whole = assembly(
-            chain,
-            spread_out(ranks) if in_a_v else ranks,
-            configuration.virtual_stages,
-            uneven=configuration.uneven,
-        )
+        capacity = found.pipeline_of_kinds.with_room(found.room).capacities[0]
+        setting = replace(self.engine.setting(configuration), capacity=capacity)
+        whole = assembly(chain, spread_out(ranks) if in_a_v else ranks, setting)
         stages, virtual = stages_of(whole), configuration.virtual_stages
         if in_a_v:
             stages, virtual = v_stages(whole, chain, configuration.pipeline, configuration.micro_batches), 2

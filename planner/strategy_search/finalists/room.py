@@ -107,7 +107,7 @@ class Room:
                 leaner = self.again(found, room)
                 if not leaner.outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:
                     break
-                other = self.maker.as_found(leaner)
+                other = self.maker.unsettled(leaner)
                 other = self.orders.reordered(other, cutoff) if any_order else other
                 missing, tried = self.maker.overfull_by(other), tried + 1
             if missing <= 0 < tried:
@@ -131,7 +131,7 @@ class Room:
                 tighter = self.again(found, middle)
                 if not tighter.outcome.ranks:
                     break
-                other = self.maker.as_found(tighter)
+                other = self.maker.unsettled(tighter)
                 other = self.orders.reordered(other, cutoff) if any_order else other
                 if self.maker.overfull_by(other) > 0:
                     low = middle
@@ -190,7 +190,7 @@ class Room:
                     break
                 if hoped + leaner.objective - found.objective >= cutoff:
                     break
-                other = self.maker.as_found(leaner)
+                other = self.maker.unsettled(leaner)
                 if any_order:
                     other = self.orders.reordered(other, cutoff)
             if other is not ranked:
@@ -219,7 +219,7 @@ class Room:
                     return best
                 if fewer.seconds + leaner.objective - found.objective >= limit:
                     break
-                other = self.maker.as_found(leaner)
+                other = self.maker.unsettled(leaner)
                 other = self.orders.reordered(other, cutoff) if any_order else other
                 if self._seconds(other) < self._seconds(best):
                     best = other

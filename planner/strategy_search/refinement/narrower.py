@@ -19,6 +19,7 @@ from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
+from planner.strategy_search.engine.contenders import NEAR
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import with_proof
 from planner.strategy_search.refinement.around import Listener, Stop, axes_of, bound_of_like, exact, together, told
@@ -44,10 +45,15 @@ each."""
 
 
 def with_narrower(
-    request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
+    request: SearchRequest,
+    result: SearchResult,
+    shared: Shared,
+    on_progress: Listener,
+    cancelled: Stop,
+    cutoff: Seconds = math.inf,
 ) -> SearchResult:
     """The result, with the fastest plan of the narrower searches in place of its best plan if that is faster. `shared`
-    is that of the search."""
+    is that of the search. Plans that take `cutoff` or longer are of no interest."""
     if not _left_open(request):
         return result
     every = result.bounds
@@ -60,7 +66,8 @@ def with_narrower(
         try:
             bounds = every if asked.update == request.update else {}
             listener = told(on_progress, result, f"trying {what}")
-            found = search(asked, listener, cancelled, known=best, among=among, bounds=bounds)
+            below = cutoff * (1 + NEAR)  # a step may be shorter than its objective
+            found = search(asked, listener, cancelled, below, known=best, among=among, bounds=bounds)
             bound = bound_of_like(found.plans[0], result, request, shared)
         except LimitError:
             return result.cut_short()

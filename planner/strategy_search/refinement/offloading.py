@@ -12,6 +12,7 @@ those with rings around the plan without offload, which do not run where their r
 `--offload none` excludes this, `--offload auto` allows offload in all plans.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -60,17 +61,18 @@ def with_faster_offload(
     result: SearchResult,
     solve: Callable[[SearchRequest, Seconds], SearchResult],
     cancelled: Callable[[], bool] = lambda: False,
-    refined: Callable[[SearchResult], SearchResult] = lambda result: result,
+    refined: Callable[[SearchResult, Seconds], SearchResult] = lambda result, _: result,
 ) -> SearchResult:
     """The result; or that of plans that may offload anything, if memory binds, offload was left to the search, and the
     step of the best of them is shorter by `WORTH`. `solve` looks for plans with objectives below the given seconds.
     Objectives count offload as exposed, steps overlap it, so steps decide.
 
     The result is `refined` if no such plan is taken. It is also refined before the steps are compared if narrower
-    searches may find a plan on the devices alone that is so fast that offload would no longer be worth it."""
+    searches may find a plan on the devices alone that is so fast that offload would no longer be worth it; only plans
+    that take less than the given seconds are looked for then."""
     offloading = _offloading(request)
     if offloading is None or cancelled() or not offload_may_win(request, result):
-        return refined(result)
+        return refined(result, math.inf)
     if reached():
         return result.cut_short()
     cutoff = result.plans[0].bounded * (1 - WORTH)
@@ -79,11 +81,11 @@ def with_faster_offload(
     except LimitError:
         return result.cut_short()
     except (InfeasibleError, RequestError):  # no plan is as fast, or a stage does not divide
-        return refined(result)
+        return refined(result, math.inf)
     if not offload_of(found.plan).stores or not _pays(found, result.plans[0].seconds):
-        return refined(result)
+        return refined(result, math.inf)
     if not _pays(found, least_of_narrower(result)):
-        result = refined(result)
+        result = refined(result, found.plans[0].seconds / (1 - WORTH))
         if not _pays(found, result.plans[0].seconds):
             return result
     statistics = replace(together(result.statistics, found.statistics), stopped=found.statistics.stopped)

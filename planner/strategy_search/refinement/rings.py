@@ -15,9 +15,11 @@ If nothing fits without a ring, and there are fewer samples than devices, everyt
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from hardware_profiles import Seconds
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.layout.roles import roles
@@ -92,9 +94,15 @@ def _has_rings(request: SearchRequest) -> bool:
 
 
 def with_rings_around_best(
-    request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
+    request: SearchRequest,
+    result: SearchResult,
+    shared: Shared,
+    on_progress: Listener,
+    cancelled: Stop,
+    limit: Seconds = math.inf,
 ) -> SearchResult:
-    """The result, with a plan that has a ring first if that is faster. `shared` is that of the search."""
+    """The result, with a plan that has a ring first if that is faster. `shared` is that of the search. Plans that take
+    `limit` or longer are of no interest."""
     if result.statistics.stopped or not _left_open(request):
         return result
     best = result.plans[0]
@@ -107,7 +115,7 @@ def with_rings_around_best(
         if cancelled() or reached():
             break
         with contextlib.suppress(InfeasibleError, RequestError):
-            cutoff = (found.plans[0] if found else best).bounded * (1 - WORTH)
+            cutoff = min(limit, (found.plans[0] if found else best).bounded * (1 - WORTH))
             tried = search(
                 _by_rings(request, one, best),
                 told(on_progress, result, "trying ring attention"),

@@ -750,7 +750,7 @@ def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
     graph = traced(case.model)
     configuration = case.configuration
     prepared, _ = prepare(graph, trains=SCHEDULES[configuration.schedule].trains)
-    whole = assembly(case.chain, ranks, configuration.virtual_stages)
+    whole = assembly(case.chain, ranks, case.setting)
     return Plan(
         model=ModelReference(
             reference=case.model, sequence_length=SEQUENCE, parameters=1, fingerprint=graph.fingerprint()

@@ -1,13 +1,15 @@
 """Virtual stages of unequal blocks: cut behind the search, with what it has found for every rank."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner.strategy_search.decomposition.pieces import Amounts, Column
-from planner.strategy_search.engine.uneven_stages import _best_sizes, _dealt, _levelled, _sizes, _waiting
+from planner.strategy_search.engine.uneven_stages import _best_sizes, _dealt, _levelled, _Memory, _sizes, _waiting
 from planner.strategy_search.request.configurations import configurations
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
@@ -45,7 +47,7 @@ def test_blocks_of_several_kinds_go_where_they_make_the_busiest_rank_less_busy()
     """The first three take three times as long: the first rank, which had them all, gives others away."""
     seconds, ends = [3.0] * 3 + [1.0] * 9, [0.0] * 4
     before = [3, 3, 3, 3]
-    levelled = _levelled(before, seconds, ends, 2)
+    levelled = _levelled(before, seconds, ends, 2, None)
 
     def busy(sizes: Sequence[int]) -> list[float]:
         stages, start = [], 0
@@ -58,6 +60,21 @@ def test_blocks_of_several_kinds_go_where_they_make_the_busiest_rank_less_busy()
     assert min(levelled[1:3]) >= 1
     assert max(busy(before)) == 12.0
     assert max(busy(levelled)) == sum(seconds) / 2 == 9.0
+
+
+def test_blocks_of_several_kinds_are_moved_where_there_is_memory_for_them() -> None:
+    """All blocks take equally long, but the first four take less than half of the memory of others. By time alone each rank
+    has six blocks, and the second one, with none of the small ones, lacks memory."""
+    kinds, seconds, ends = (0,) * 4 + (1,) * 8, [1.0] * 12, [0.0] * 4
+    memory = _Memory(each=((0.07, 0.18),) * 4, beside=(0.05, 0.05), kinds=kinds)
+    by_time, by_both = [_levelled([4, 2, 2, 4], seconds, ends, 2, known) for known in (None, memory)]
+
+    def lacking(sizes: Sequence[int]) -> float:
+        return float(memory.lacking(np.array([[0, *itertools.accumulate(sizes)]]))[0])
+
+    assert lacking(by_time) > 0.1
+    assert sum(by_both) == 12
+    assert lacking(by_both) == 0.0
 
 
 def test_ways_to_run_blocks_are_dealt_out_to_the_stages_of_a_rank() -> None:
@@ -83,12 +100,12 @@ def test_ranks_wait_for_each_other_where_their_stages_take_unequally_long() -> N
     last, around = [1, 1, 1, 1, 2, 2, 2, 2], [1, 1, 2, 2, 2, 2, 1, 1]
     assert waiting(last, 4, 32) > 0.08
     assert waiting(around, 4, 32) < 0.03
-    assert _best_sizes((3,) * 4, ((1.0, 2.0),) * 12, ((0.0, 0.0),) * 8, 1) == tuple(around)
+    assert _best_sizes((3,) * 4, ((1.0, 2.0),) * 12, ((0.0, 0.0),) * 8, 1, None) == tuple(around)
 
 
 def test_of_78_blocks_on_16_ranks_the_larger_stages_follow_each_other() -> None:
     """Fourteen ranks have five blocks in four stages, and two have four."""
-    sizes = _best_sizes((5,) * 14 + (4,) * 2, ((1.0, 2.0),) * 78, ((0.0, 0.0),) * 64, 1)
+    sizes = _best_sizes((5,) * 14 + (4,) * 2, ((1.0, 2.0),) * 78, ((0.0, 0.0),) * 64, 1, None)
     assert [sum(sizes[rank::16]) for rank in range(16)] == [5] * 14 + [4] * 2
     last = [1] * 48 + [2] * 14 + [1] * 2
     assert waiting(sizes, 16, 64) < 0.6 * waiting(last, 16, 64)
