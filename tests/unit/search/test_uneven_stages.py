@@ -64,7 +64,7 @@ def test_blocks_of_several_kinds_go_where_they_make_the_busiest_rank_less_busy()
 
 def test_blocks_of_several_kinds_are_moved_where_there_is_memory_for_them() -> None:
     """All blocks take equally long, but the first four take less than half of the memory of others. By time alone each rank
-    has six blocks, and the second one, with none of the small ones, lacks memory."""
+    has six blocks, and the second one, with few of the small ones, lacks memory."""
     kinds, seconds, ends = (0,) * 4 + (1,) * 8, [1.0] * 12, [0.0] * 4
     memory = _Memory(each=((0.07, 0.18),) * 4, beside=(0.05, 0.05), kinds=kinds)
     by_time, by_both = [_levelled([4, 2, 2, 4], seconds, ends, 2, known) for known in (None, memory)]
@@ -72,7 +72,7 @@ def test_blocks_of_several_kinds_are_moved_where_there_is_memory_for_them() -> N
     def lacking(sizes: Sequence[int]) -> float:
         return float(memory.lacking(np.array([[0, *itertools.accumulate(sizes)]]))[0])
 
-    assert lacking(by_time) > 0.1
+    assert lacking(by_time) > 0.01
     assert sum(by_both) == 12
     assert lacking(by_both) == 0.0
 
