@@ -144,7 +144,7 @@ class BestFirst:
         others = self._in_other_schedules(plans)
         if others or not contended.issuperset(map(id, contenders.found)):
             plans = self._plans(finalists, others)
-        slowest = min(self._slowest(plans), self.found.limit)
+        slowest = self._slowest(plans)
         if slowest <= contenders.cutoff:
             return plans
         self.report("searching on")
@@ -154,7 +154,7 @@ class BestFirst:
             contenders.add(self.found.contender(c, outcome))
         if again:
             plans = self._plans(finalists, others)
-            contenders.step = min(self._slowest(plans), self.found.limit)
+            contenders.step = self._slowest(plans)
         self.frontier.put_back()
         return plans if self._evaluate_promising() else self._plans(finalists, others)
 
@@ -173,8 +173,9 @@ class BestFirst:
         return finalists.plans()
 
     def _slowest(self, plans: Sequence[Ranked]) -> float:
-        """Seconds of the slowest of the `top` plans that the request asks for."""
-        return plans[min(self.request.top, len(plans)) - 1].seconds
+        """Seconds of the slowest of the `top` plans that the request asks for, or from which on plans are of no
+        interest."""
+        return min(plans[min(self.request.top, len(plans)) - 1].seconds, self.found.limit)
 
 
 def _of_weight_gradients(prediction: Prediction) -> float:

@@ -59,7 +59,8 @@ class EarlyPlans:
             limits=self.limits,
             covered=True,
         )
-        return Finalists(maker=maker, found=contenders, known=self.found.known, settles=self.settles)
+        limit = self.found.limit
+        return Finalists(maker=maker, found=contenders, known=self.found.known, settles=self.settles, limit=limit)
 
     def make_incumbent(self) -> None:
         """Make the conventional configuration a plan, and measure how long that takes."""

@@ -69,12 +69,14 @@ class OverfullError(Exception):
 @dataclass(kw_only=True)
 class Finalists:
     """Contenders `found` by the search, and the plans that `maker` makes of them. A plan that is `known` has to be
-    beaten. If no plan that would beat it fits, it is taken if that `settles` the search."""
+    beaten. If no plan that would beat it fits, it is taken if that `settles` the search. Beside the first, plans of
+    `limit` seconds or more are of no interest."""
 
     maker: PlanMaker
     found: Sequence[Contender]
     known: Ranked | None = None
     settles: bool = False
+    limit: Seconds = math.inf
     of_degrees: Sequence[tuple[Seconds, Configuration]] = ()
     """For each pipeline degree, the configuration that would take least without a bubble, with the seconds it would
     take."""
@@ -104,7 +106,7 @@ class Finalists:
         # known plans set the pace for others; then the lowest objective
         ordered = sorted(self.found, key=lambda found: (id(found) not in self._known, found.objective, found.order))
         for found in ordered:
-            slowest = fitting[top - 1].seconds if len(fitting) >= top else math.inf
+            slowest = min(fitting[top - 1].seconds, self.limit) if len(fitting) >= top else math.inf
             if self._least_step(found) >= slowest * (1 - OPTIMAL):
                 continue
             if plans and (reached() or seconds_left() < longest):
