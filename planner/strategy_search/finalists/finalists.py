@@ -318,7 +318,7 @@ class Finalists:
 
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan in its fastest schedule; None if it does not fit."""
-        ranked = self.maker.settled(self.maker.as_found(found))
+        ranked = self.maker.settled(self.maker.unsettled(found))
         pinned = self.request.pinned
         if asks(pinned) or (found.configuration.pipeline > 1 and reorders(pinned)):
             ranked = self.orders.scheduled(ranked, math.inf)
@@ -365,7 +365,7 @@ class Finalists:
         if turned.seconds >= best.seconds * (1 - WORTH) or not self.maker.storable(turned):
             return best
         assert plain.found is not None, "plans of other sources are not tried"
-        settled = self.orders.in_turns(self.maker.settled(self.maker.as_found(plain.found)), cutoff)
+        settled = self.orders.in_turns(self.maker.settled(self.maker.unsettled(plain.found)), cutoff)
         return settled if settled.seconds < turned.seconds and self.maker.storable(settled) else turned
 
     def _in_a_v(self, best: Ranked) -> Ranked:

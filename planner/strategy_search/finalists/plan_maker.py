@@ -1,6 +1,5 @@
 """Contenders as plans: bound to their graph, priced by `predict`, settled, with their proved bounds."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -81,9 +80,9 @@ class PlanMaker:
     def as_found(
         self,
         found: Contender,
-        cutoff: Seconds = math.inf,
-        later: Callable[[Ranked], Seconds] = lambda _: 0.0,
-        worth: Callable[[Ranked], bool] = lambda _: True,
+        cutoff: Seconds,
+        later: Callable[[Ranked], Seconds],
+        worth: Callable[[Ranked], bool],
     ) -> Ranked:
         """The plan of a contender, bound to its graph and priced by `predict`. It is settled if that is `worth` it and
         may save more than little, by the bound of its configuration. If it would take `cutoff` or longer even with what

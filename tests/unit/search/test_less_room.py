@@ -32,7 +32,7 @@ class _Drawn(Room):
         self.maker = SimpleNamespace(
             limits_of=lambda configuration: [LIMIT],
             overfull_by=lambda ranked: NEEDED - ranked.room,
-            as_found=lambda found: found,
+            unsettled=lambda found: found,
         )
 
     def again(self, found: Any, room: float) -> Any:

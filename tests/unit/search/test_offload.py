@@ -412,20 +412,21 @@ def _searches_around_the_plan_without_offload_run_where_they_matter(
 ) -> None:
     best = alone.plans[0]
     price = best.bounded / dict(best.plan.prediction.memory)["optimizer state"]
+    slow = hosted.plans[0].seconds / (1 - WORTH)
     dear = replace(alone, plans=(replace(best, memory_price=price),))
 
     def chosen(bound: float, refined: SearchResult, found: SearchResult = hosted) -> tuple[SearchResult, int]:
         """What comes of a result with this bound, and how often it was refined."""
         calls = list[SearchResult]()
 
-        def refine(result: SearchResult) -> SearchResult:
+        def refine(result: SearchResult, cutoff: float) -> SearchResult:
+            assert cutoff in (math.inf, slow)  # from which on a plan on the devices alone would not be kept
             calls.append(result)
             return refined
 
         bounded = replace(dear, bound_seconds=bound)
         return with_faster_offload(request, bounded, lambda *_: found, refined=refine), len(calls)
 
-    slow = hosted.plans[0].seconds / (1 - WORTH)
     assert chosen(slow * 1.01, hosted)[1] == 0  # nothing on the devices alone is nearly as fast
     taken, calls = chosen(slow * 0.99, dear)
     assert (taken.plan, taken.on_devices_alone, calls) == (hosted.plan, dear.plans[0], 1)

@@ -63,8 +63,8 @@ def test_blocks_of_several_kinds_go_where_they_make_the_busiest_rank_less_busy()
 
 
 def test_blocks_of_several_kinds_are_moved_where_there_is_memory_for_them() -> None:
-    """All blocks take equally long, but the first four take less than half of the memory of others. By time alone each rank
-    has six blocks, and the second one, with few of the small ones, lacks memory."""
+    """All blocks take equally long, but the first four take less than half of the memory of others. By time alone each
+    rank has six blocks, and the second one, with few of the small ones, lacks memory."""
     kinds, seconds, ends = (0,) * 4 + (1,) * 8, [1.0] * 12, [0.0] * 4
     memory = _Memory(each=((0.07, 0.18),) * 4, beside=(0.05, 0.05), kinds=kinds)
     by_time, by_both = [_levelled([4, 2, 2, 4], seconds, ends, 2, known) for known in (None, memory)]
