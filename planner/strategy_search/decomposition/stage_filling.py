@@ -150,12 +150,12 @@ class Filled:
 
     def or_else(self, other: "Filled", variant: int = 0) -> "Filled":
         """The faster of two fillings for every range of blocks; the other one is that of a variant."""
-        better = other.busy < self.busy
+        better, least = other.busy < self.busy, np.minimum(self.least, other.least)
+        if not better.any():
+            return replace(self, least=least)
         fields = (*_SECONDS_AND_BYTES, "first", "second", "lean")
         taken = {name: np.where(better, getattr(other, name), getattr(self, name)) for name in fields}
-        return replace(
-            self, **taken, least=np.minimum(self.least, other.least), variant=np.where(better, variant, self.variant)
-        )
+        return replace(self, **taken, least=least, variant=np.where(better, variant, self.variant))
 
 
 _SECONDS_AND_BYTES = ("part", "step", "busy", "peak", "beside")
