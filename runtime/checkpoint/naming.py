@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hardware_profiles.foreign import ForeignTextError, Limits, form_fault, parse_json, read_text
 from planner.errors import CheckpointError, ModelError
 from planner.models.naming.parts import Naming, Part
+from planner.models.naming.parts import whole as whole_part
 from planner.models.overrides import looks_like_config
 from planner.plan.binding.model_of import buildable
 from planner.plan.plan import ModelReference
@@ -57,12 +58,23 @@ def in_own_names(source: Readable, model: ModelReference, given: str | None = No
         if names is None:  # names of their own, which are compared when they are loaded
             return source
         raise CheckpointError(f"{source.path}: has the names of transformers: {error}") from error
+    if naming is not None and not naming.parts and names is None:
+        naming = _without_head(source, naming)
     if naming is None or not naming.parts:
         return source
     ours, theirs = ({getattr(part, side) for part in naming.parts} for side in ("ours", "theirs"))
     if names is None and ours != theirs and ours <= set(source.tensors):
         return source
     return as_ours(source, naming, touched)
+
+
+def _without_head(source: Readable, naming: Naming) -> Naming:
+    """The naming with its parts, of a model whose names are transformers' own, where files are those of the model
+    without its head."""
+    parts = tuple(whole_part(name, name, shape) for name, (shape, _) in naming.built.items())
+    with_parts = replace(naming, parts=parts)
+    found, lacking = _found(source, with_parts)
+    return with_parts if lacking or found != list(parts) else naming
 
 
 def naming_of_model(model: ModelReference, given: str | None) -> Naming | None:
@@ -117,12 +129,14 @@ def as_theirs(source: Readable, naming: Naming, touched: int = TOUCHED) -> Reada
 
 
 def as_ours(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readable:
-    """Files of transformers under our names. Raises CheckpointError where a tensor of the model is missing, there are
-    others, or their config is of another kind of model."""
+    """Files of transformers under our names. Where they have all of the model except its head, that is `initial`.
+    Raises CheckpointError where another tensor of the model is missing, there are others, or their config is of another
+    kind of model."""
     _check_config(source, naming)
-    parts = _found(source, naming)
+    parts, initial = _found(source, naming)
     shapes = _shapes_there(parts)
-    free = [name for name in source.tensors if name not in shapes and _matches(naming.unused, name)]
+    others = [name for name in source.tensors if name not in shapes]
+    free = [one for one in others if _matches(naming.unused, one) or _matches(naming.unused, naming.base + one)]
     _check(source, source.tensors, shapes, free)
     copies, dtypes = defaultdict[str, list[Copy]](list), {}
     for part in parts:
@@ -131,8 +145,10 @@ def as_ours(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readabl
         dims = tuple(part.dims.index(dim) if dim in part.dims else None for dim in range(len(part.extent)))
         value = _to_ours(part, dtypes[part.ours], source)
         copies[part.ours].append(Copy(to=here, source=there, count=part.extent, dims=dims, value=value))
-    tensors = {name: _saved(shape, dtypes.get(name, dtype)) for name, (shape, dtype) in naming.built.items()}
-    return Renamed(source=source, tensors=tensors, copies=copies, fresh=frozenset(naming.fresh), touched=touched)
+    built = {name: one for name, one in naming.built.items() if name not in initial}
+    tensors = {name: _saved(shape, dtypes.get(name, dtype)) for name, (shape, dtype) in built.items()}
+    fresh = frozenset(naming.fresh)
+    return Renamed(source=source, tensors=tensors, copies=copies, fresh=fresh, initial=initial, touched=touched)
 
 
 def _ends(part: Part) -> tuple[Box, Box]:
@@ -157,12 +173,19 @@ def _shapes_there(parts: Iterable[Part]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _found(source: Readable, naming: Naming) -> list[Part]:
-    """The parts of a model, with the names of the files: without a head, the names of a model have another prefix."""
-    base = naming.base
-    if not base or any(name.startswith(base) for name in source.tensors):
-        return list(naming.parts)
-    return [replace(part, theirs=part.theirs.removeprefix(base)) for part in naming.parts]
+def _found(source: Readable, naming: Naming) -> tuple[list[Part], tuple[str, ...]]:
+    """The parts of a model, with the names of the files, which have no prefix where they are those of the model without
+    its head. Also our names of a head that files of others lack as a whole, beside all else."""
+    base, parts = naming.base, naming.parts
+    if not base:
+        return list(parts), ()
+    head = [part for part in parts if not part.theirs.startswith(base)]
+    prefix = "" if any(name.startswith(base) for name in source.tensors) else base
+    rest = [replace(part, theirs=part.theirs.removeprefix(prefix)) for part in parts if part.theirs.startswith(base)]
+    lacks = not any(part.theirs in source.tensors for part in head)
+    if source.manifest is None and lacks and all(part.theirs in source.tensors for part in rest):
+        return rest, tuple(dict.fromkeys(part.ours for part in head))
+    return [replace(part, theirs=part.theirs.removeprefix(prefix)) for part in parts], ()
 
 
 def _saved(shape: tuple[int, ...], dtype: str) -> SavedTensor:

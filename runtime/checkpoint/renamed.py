@@ -46,13 +46,15 @@ class Copy:
 
 @dataclass(kw_only=True)
 class Renamed:
-    """Tensors of a source under other names. Tensors in `fresh` are zeros. At most `touched` bytes of the source (or
+    """Tensors of a source under other names. Tensors in `fresh` are zeros. Those in `initial`, of a head that the
+    source lacks, are not among `tensors`: the model keeps its initial values. At most `touched` bytes of the source (or
     one row of a tensor) are touched before its files are released."""
 
     source: Readable
     tensors: Mapping[str, SavedTensor]
     copies: Mapping[str, Sequence[Copy]]
     fresh: frozenset[str] = frozenset()
+    initial: tuple[str, ...] = ()
     touched: int = TOUCHED
     tied: Mapping[str, str] = field(default_factory=dict)
     _since: int = 0
@@ -112,6 +114,11 @@ class Renamed:
                 self.release()
             self._since += rows * row
             yield [*inside[:across], (start, rows), *inside[across + 1 :]]
+
+
+def initial_in(source: Readable) -> tuple[str, ...]:
+    """Names of a head that a source lacks."""
+    return source.initial if isinstance(source, Renamed) else ()
 
 
 Inside = list[tuple[int, int]]

@@ -18,6 +18,7 @@ from planner.plan.plan import ModelReference, Plan
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.naming import in_own_names
 from runtime.checkpoint.regions import Region
+from runtime.checkpoint.renamed import initial_in
 from runtime.checkpoint.source import Readable, listed, located, open_checkpoint
 from runtime.checkpoint.spread import Spread, between_places
 from runtime.checkpoint.state import live_tensors, resume, settle, spreads, start
@@ -34,13 +35,15 @@ from runtime.step.training_step import TrainingStep
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """What a checkpoint says beside its tensors: the steps and samples of training, the seed, and the data position
-    that the user saved; 0 and None where only a model was loaded."""
+    that the user saved; 0 and None where only a model was loaded. `initial` are tensors of a head that the files of a
+    model lack: they keep their initial values."""
 
     path: Path
     step: int
     samples: int
     seed: int | None
     data: Mapping[str, Any] | None
+    initial: tuple[str, ...] = ()
 
 
 def load(
@@ -82,7 +85,7 @@ def restore(
     manifest = source.manifest
     if manifest is None or manifest.kind == "merged" or weights_only:
         _fill(rank, source, None, at, cast)
-        return Restored(path=source.path, step=0, samples=0, seed=None, data=None)
+        return Restored(path=source.path, step=0, samples=0, seed=None, data=None, initial=initial_in(source))
     check_optimizer(source.path, manifest, rank.bound.plan)
     found = manifest.progress
     _fill(rank, source, found, at)
@@ -96,6 +99,7 @@ def _fill(rank: RankStep, source: Readable, progress: Progress | None, at: At, c
     if progress is None:
         wanted = [spread for spread in wanted if not spread.name.startswith(BESIDE)]
         found = {name: tensor for name, tensor in found.items() if not name.startswith(BESIDE)}
+        wanted = [spread for spread in wanted if spread.name not in initial_in(source)]
         if not any(map(is_of_adapter, found)):  # from a model alone: adapters keep their initial values
             wanted = [spread for spread in wanted if not is_of_adapter(spread.name)]
     tied = {**source.tied, **saved_ties(rank.kept_buffers.tied)}

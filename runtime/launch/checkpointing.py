@@ -12,7 +12,7 @@ from planner.sharding.update import Update
 from runtime.checkpoint.folder import incomplete, line, step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
-from runtime.checkpoint.source import Readable
+from runtime.checkpoint.source import Readable, listed
 from runtime.checkpoint.state_names import read_name, saved_ties
 from runtime.processes.rank import At
 from runtime.recovery.state_replicas import StateReplicas
@@ -93,7 +93,8 @@ class RunCheckpoints:
         if self._own is not None and own is None and not weights_only:
             self._own.go_back(found.path)  # a restart before the next save must not continue what was abandoned
         self.loaded_step = 0 if source.manifest is None else source.manifest.progress.step
-        self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
+        head = f" without its head; {listed(found.initial)}: initial values, to be trained" if found.initial else ""
+        self.resumed = f"the model in {found.path}{head}" if weights_only else f"{found.path}, step {found.step}"
         self.position = found.data
         self._last = None if weights_only else found.path
         return source

@@ -135,6 +135,8 @@ def convert(
         from planner.plan.layout.stage_cut import cut_stage
         from runtime.checkpoint.naming import in_own_names
         from runtime.checkpoint.offline import convert as converted
+        from runtime.checkpoint.renamed import initial_in
+        from runtime.checkpoint.source import listed
         from runtime.parameters.kept_buffers import buffer_homes
 
         most = _block(memory)
@@ -146,6 +148,11 @@ def convert(
             bound = bind(plan, known.graph, known.batch)
         assert known.built is not None
         opened = in_own_names(opened, plan.model, model, most)
+        if lacking := initial_in(opened):
+            raise CheckpointError(
+                f"{source}: lacks the head of the model, {listed(lacking)}, and a conversion has no initial values;"
+                f" plan run --weights {source} has them"
+            )
         cuts = [cut_stage(bound, stage) for stage in range(len(plan.stages))]
         manifest = _manifest_of(opened)
         homes = buffer_homes(known.built.module, bound, cuts)

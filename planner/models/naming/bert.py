@@ -29,6 +29,7 @@ def bert_naming(config: BertConfig, built: Built) -> Naming:
         parts=parts,
         config=_config(config),
         model_types=("bert",),
+        base="bert.",
         unused=(r"cls\.predictions\.decoder\..*", r"bert\.pooler\..*", r"cls\.seq_relationship\..*", r".*position_ids"),
     )
 

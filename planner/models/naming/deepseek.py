@@ -58,6 +58,7 @@ def deepseek_naming(config: DeepseekConfig, built: Built, *, neighbours: bool = 
         fresh=fresh,
         config=_config(config, name),
         model_types=("deepseek_v3",) if name == _THIRD else ("deepseek_v2",),
+        base="model.",
         unused=(further, r".*\.rotary_emb\.inv_freq"),
     )
 

@@ -55,6 +55,7 @@ def llama_naming(config: LlamaConfig, built: Built) -> Naming:
         parts=parts,
         config=_config(config, name),
         model_types=_TYPES[name],
+        base="model.",
         unused=(*((r"lm_head\.weight",) if config.tied_embeddings else ()), r".*\.rotary_emb\.inv_freq"),
     )
 

@@ -85,7 +85,10 @@ def _of_config(reference: str, sequence_length: int | None, adapted: bool) -> Na
     module = None if adapted else _module(reference, sequence_length)
     pieces = {} if module is None else {piece.ours: piece for piece in pieces_of(module)}
     if not pieces:
-        return Naming(parts=(), config=content, model_types=())
+        kinds, prefix = (str(content.get("model_type")),), getattr(module, "base_model_prefix", "")
+        if module is None or not prefix:
+            return Naming(parts=(), config=content, model_types=kinds)
+        return Naming(parts=(), config=content, model_types=kinds, base=f"{prefix}.", built=_kept(module))
     return naming_of_pieces(content, _kept(module), pieces, module)
 
 

@@ -24,7 +24,7 @@ def resnet_naming(config: ResNetConfig, built: Built) -> Naming:
     if config.groups > 1:
         refuse(f"groups={config.groups}: ResNetForImageClassification has one group of channels")
     parts, _ = parts_of(built, _RULES)
-    return Naming(parts=parts, config=_config(config), model_types=("resnet",))
+    return Naming(parts=parts, config=_config(config), model_types=("resnet",), base="resnet.")
 
 
 def _config(config: ResNetConfig) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from planner.models.vit import ViTConfig
 
 _KINDS = ("query", "key", "value")
 _THERE = r"vit.encoder.layer.\1."
-_TYPES = ("vit",)
+_TYPES, _BASE = ("vit",), "vit."
+_UNUSED = (r"vit\.pooler\..*",)
 
 
 def vit_naming(config: ViTConfig, built: Built) -> Naming:
@@ -42,7 +43,7 @@ def vit_naming(config: ViTConfig, built: Built) -> Naming:
             rule(r"head\.(\w+)", r"classifier.\1"),
         ),
     )
-    return Naming(parts=parts, config=_config(config), model_types=_TYPES)
+    return Naming(parts=parts, config=_config(config), model_types=_TYPES, base=_BASE, unused=_UNUSED)
 
 
 def vit_of_config_naming(content: Mapping[str, Any] | None, built: Built) -> Naming:
@@ -61,7 +62,7 @@ def vit_of_config_naming(content: Mapping[str, Any] | None, built: Built) -> Nam
             rule(r"(.*)", r"\1"),
         ),
     )
-    return Naming(parts=parts, config=content, model_types=_TYPES)
+    return Naming(parts=parts, config=content, model_types=_TYPES, base=_BASE, unused=_UNUSED)
 
 
 def _config(config: ViTConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 what they save is read back bit by bit."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from planner.models.naming.of_model import adapter_naming_of, naming_of
 from planner.models.naming.parts import Naming
 from planner.models.overrides import changed_reference as changed
 from planner.models.zoo import BuiltModel, build_model
-from runtime.checkpoint.naming import as_ours, as_theirs, in_own_names
+from runtime.checkpoint.naming import _itself, as_ours, as_theirs, in_own_names
 from runtime.checkpoint.offline import merge
 from runtime.checkpoint.regions import Region, whole
-from runtime.checkpoint.restoring import load
+from runtime.checkpoint.renamed import Renamed, initial_in
+from runtime.checkpoint.restoring import load, restore
 from runtime.checkpoint.source import open_checkpoint
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
@@ -65,6 +67,16 @@ CASES: Mapping[str, tuple[str, str]] = {
     "deepseek-v3 of a config": (str(CONFIGS / "deepseek-v3"), "DeepseekV3ForCausalLM"),
     "switch of a config": (str(CONFIGS / "switch"), "SwitchTransformersForConditionalGeneration"),
 }
+
+HEADS = {
+    "gpt untied": r"lm_head\.weight",
+    "bert": r"(transform|transform_norm|decoder)\..*",
+    "vit": r"head\..*",
+    "resnet": r"(fc|head|classifier)\..*",
+    "llama": r"lm_head\.weight",
+    "mixtral of a config": r"lm_head\.weight",
+}
+"""Names here of heads that are not tied, by case."""
 
 
 def drawn(reference: str) -> tuple[BuiltModel, Memory, Naming]:
@@ -139,6 +151,27 @@ def test_what_is_merged_is_loaded_and_what_is_saved_is_read(case: str, tmp_path:
         assert torch.equal(found, wanted), name
 
 
+@pytest.mark.parametrize(("case", "head"), HEADS.items())
+def test_files_of_a_model_without_its_head_leave_the_head_as_it_begins(case: str, head: str, tmp_path: Path) -> None:
+    _, state, naming = drawn(CASES[case][0])
+    merge(state, manifest_of(state), tmp_path / "merged", naming=naming)
+    transformers.AutoModel.from_pretrained(tmp_path / "merged").save_pretrained(tmp_path / "base")
+    source = as_ours(open_checkpoint(tmp_path / "base"), naming)
+    assert set(initial_in(source)) == {name for name in state.contents if re.fullmatch(head, name)} != set()
+    assert set(source.tensors) | set(initial_in(source)) == set(state.contents)
+    for name in source.tensors:
+        assert torch.equal(source.read(name), state.contents[name]), name
+
+
+def test_a_head_that_lacks_a_part_and_a_body_that_lacks_one_are_refused() -> None:
+    _, state, naming = drawn(CASES["bert"][0])
+    theirs = as_theirs(state, naming)
+    contents = {name: theirs.read(name) for name in theirs.tensors}
+    for lacking in ("cls.predictions.bias", "bert.embeddings.word_embeddings.weight"):
+        rest = {name: tensor for name, tensor in contents.items() if name != lacking}
+        assert f"it lacks: {lacking}" in refusal(lambda rest=rest: as_ours(Memory(contents=rest), naming))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("case", ["gpt", "vit", "mixtral", "deepseek-v3"])
 def test_boxes_are_read_as_they_lie(case: str) -> None:
     """Of every tensor, both ways, boxes that begin and end anywhere are those of the whole."""
@@ -204,6 +237,21 @@ def test_files_of_transformers_are_loaded_into_a_plan(tmp_path: Path) -> None:
         load(step, tmp_path / "merged")
         found = step.full_parameters()
     assert all(torch.equal(found[name], tensor) for name, tensor in state.contents.items())
+
+
+def test_a_head_that_is_not_in_the_files_keeps_its_initial_values() -> None:
+    """Names are those of a model whose head is its last matrix; `initial` says which they are."""
+    with one_rank("gpt", plan_of("gpt", "zero1", (1,)), plans.traced("gpt")) as (step, _):
+        before = {name: tensor.clone() for name, tensor in step.full_parameters().items()}
+        *body, head = before
+        contents = {name: before[name] + 1 for name in body}
+        memory = Memory(contents=contents)
+        copies = {name: (_itself(name, tensor),) for name, tensor in memory.tensors.items()}
+        source = Renamed(source=memory, tensors=memory.tensors, copies=copies, initial=(head,))
+        assert restore(step.rank, source, weights_only=True, verify=False).initial == (head,)
+        after = step.full_parameters()
+    assert torch.equal(after[head], before[head])
+    assert all(torch.equal(after[name], contents[name]) for name in body)
 
 
 def test_names_of_ones_own_without_a_manifest_stay_what_they_are() -> None:
