@@ -297,6 +297,17 @@ class OperatorGraph:
             found.update(name for name in made if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 
+    def stops(self, op: Operator) -> bool:
+        """Whether no gradient comes to the operands of an operator, whatever they are: none of its results has one, as
+        of a comparison."""
+        return op.op in STOPPING or not any(name is not None and self.types[name].has_gradient for name in op.results)
+
+    def graded(self, op: Operator) -> tuple[bool, ...]:
+        """For each operand of an operator whether the operator makes a gradient of it."""
+        if self.differentiable.isdisjoint(op.operands) or self.stops(op):
+            return (False,) * len(op.operands)
+        return tuple([name in self.differentiable for name in op.operands])
+
     def own_shape(self, name: str) -> tuple[int, ...]:
         """The shape of a value without its padding."""
         shape = list(self.types[name].shape)

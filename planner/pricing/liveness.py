@@ -154,7 +154,7 @@ def replay(graph: OperatorGraph, operators: Sequence[int], whole: bool = False) 
         rule = rule_of(graph, op)
         results = [name for name in op.results if name is not None]
         makes = any(results[index] in graph.differentiable for index in rule.saved_results)
-        makes = makes or (bool(rule.saved_extra) and any(name in graph.differentiable for name in op.operands))
+        makes = makes or (bool(rule.saved_extra) and any(graph.graded(op)))
         if makes or _needed_operands(graph, op, rule):
             return Replay(moves=place + 1, works=place + int(makes))
     return Replay(moves=0, works=0)
@@ -199,7 +199,7 @@ def _without_remade(graph: OperatorGraph, saved: tuple[frozenset[int], ...]) -> 
 
 
 def _needed_operands(graph: OperatorGraph, op: Operator, rule: Rule) -> frozenset[int]:
-    graded = {index for index, name in enumerate(op.operands) if name in graph.differentiable}
+    graded = {index for index, gets in enumerate(graph.graded(op)) if gets}
     return frozenset(index for index, needed_by in rule.saves if graded.intersection(needed_by))
 
 

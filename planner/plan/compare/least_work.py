@@ -86,7 +86,7 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
     parts = parts_of(cluster)
     for op in whole.operators:
         rule = rule_of(whole, op)
-        key = (id(rule), tuple(name in whole.differentiable for name in op.operands))
+        key = (id(rule), whole.graded(op))
         if key not in known:
             known[key] = min(_seconds(whole, op, part, training.optimizer) for part in parts)
         terms.setdefault(rule.op_class, []).append(known[key])
@@ -117,7 +117,7 @@ def _seconds(graph: OperatorGraph, op: Operator, cluster: Cluster, optimizer: st
         [graph.types[name] for name in op.operands],
         [graph.types[name] for name in op.results if name is not None],
     )
-    graded = [name in graph.differentiable for name in op.operands]
+    graded = graph.graded(op)
     prices = price_operator(rule_of(graph, op), [()], *types, graded, build_mesh(cluster, ()), cluster, optimizer)
     forward, backward = (
         float(own[0] - late[0]) for own, late in zip((prices.forward, prices.backward), prices.late, strict=True)

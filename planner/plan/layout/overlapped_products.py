@@ -278,7 +278,7 @@ class _Finder:
         maker = self.graph.producer.get(name)
         if maker is None or name not in self.graph.data_dependent:
             return None
-        if self.graph.trains and name not in self.graph.differentiable:
+        if self.graph.trains and not self.graph.graded(self.graph.operators[reader])[place]:
             return None
         steps = self._steps(name, self.promised[name], self.bound.operators[reader].layouts.operands[place])
         if steps is None:

@@ -56,7 +56,7 @@ def move_of(bound: BoundPlan, at: int, place: int) -> Move:
     made, shape = bound.promised[name], graph.types[name].shape
     marked, ways = bound.sequences.get(name, frozenset()), (wanted.gradient, made.gradient)
     there = redistribution(shape, mesh, made.forward, wanted.forward, marked)
-    back = redistribution(shape, mesh, *ways, marked) if name in graph.differentiable else ()
+    back = redistribution(shape, mesh, *ways, marked) if graph.graded(op.operator)[place] else ()
     copies = bool(there) and is_view(there[-1]) and name not in bound.parameters
     return Move(there, back, copies)
 
@@ -112,7 +112,7 @@ class StageTensors:
         return tuple(name for name in self.bound.operators[at].operator.results if name is not None)
 
     def graded(self, op: BoundOperator) -> tuple[int, ...]:
-        return tuple(i for i, name in enumerate(op.operator.operands) if name in self.bound.graph.differentiable)
+        return tuple(i for i, gets in enumerate(self.bound.graph.graded(op.operator)) if gets)
 
     def saved(self, op: BoundOperator) -> tuple[int, ...]:
         graded = set(self.graded(op))

@@ -113,7 +113,7 @@ class OperatorTables:
         op = graph.operators[index]
         rule = rule_of(graph, op)
         results = [name for name in op.results if name is not None]
-        graded = tuple(name in graph.differentiable for name in op.operands)
+        graded = graph.graded(op)
         key = (id(rule), graded, id(candidates))
         if key not in self._prices:
             types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])

@@ -478,9 +478,10 @@ def _are_all(template: Template, at: int, products: Sequence[int]) -> bool:
 
 
 def _differentiable(template: Template, edge: ValueEdge) -> bool:
-    """Whether the value of an edge depends on the data, and has a gradient if the model trains."""
+    """Whether the value of an edge depends on the data, and a gradient goes back along it if the model trains."""
     graph = template.graph
-    return edge.name in graph.data_dependent and (not graph.trains or edge.name in graph.differentiable)
+    graded = edge.name in graph.differentiable and not graph.stops(graph.operators[edge.consumer])
+    return edge.name in graph.data_dependent and (graded or not graph.trains)
 
 
 def _layouts_of(identity: Candidates) -> tuple[Indices, Indices]:

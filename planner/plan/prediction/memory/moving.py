@@ -118,7 +118,7 @@ class _Moving:
         gradients: list[tuple[Bytes, Bytes]] = []
         for place in places:
             name, wanted = op.operator.operands[place], op.layouts.operands[place]
-            if name in graph.differentiable:
+            if graph.graded(op.operator)[place]:
                 tensor, made = graph.types[name], self._promised[name]
                 tensor = reduced(tensor, update) if name in self.bound.parameters else tensor
                 own = self._bytes(tensor, wanted.gradient)

@@ -222,8 +222,7 @@ class OperatorVisit:
         rule, cluster = self.operator.rule, self.walk.cluster
         hidden = inner_hidden(rule, cluster)
         repeats = self.works and not self.kept_again
-        operands, differentiable = self.operator.operator.operands, self.bound.graph.differentiable
-        graded = [place for place, name in enumerate(operands) if name in differentiable]
+        graded = [place for place, gets in enumerate(self.bound.graph.graded(self.operator.operator)) if gets]
         for inner in inner_messages(rule, self.operator.strategy, mesh, graded):
             name = self.operator.operator.name
             times: Times = {"forward": inner.forward, "backward": inner.backward}
@@ -262,7 +261,7 @@ class OperatorVisit:
         self._move("communication", "forward", owner, moved, tensor, there)
         if self._comes_again(name):
             self._move("recomputation", "recomputation", owner, moved, tensor, there)
-        if name in self.bound.graph.differentiable:
+        if name in self.bound.graph.differentiable and not self.bound.graph.stops(self.operator.operator):
             self._move("communication", "backward", owner, moved, tensor, back)
 
     def _comes_again(self, name: str) -> bool:

@@ -241,8 +241,9 @@ class Walk:
         """Prices of an operator, `without` the gradients of some operands. If `counted`, its work is added to that of
         the model."""
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
-        differentiable = graph.differentiable
-        graded = tuple([name in differentiable and i not in without for i, name in enumerate(op.operands)])
+        graded = graph.graded(op)
+        if without:
+            graded = tuple([gets and i not in without for i, gets in enumerate(graded)])
         key = (id(rule), bound.strategy, graded)
         known, flops = self.book.operators, self.book.flops
         if key not in known:
