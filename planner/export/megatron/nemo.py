@@ -8,9 +8,10 @@ Defaults of Megatron-LM are written too, because recipes change them. The recipe
 all dimensions of the model are assigned. A context is a ring or Ulysses, not both:
 `hierarchical_context_parallel_sizes` does not reach the process groups.
 
-NeMo 2.5.3 is the last version with recipes of language models. Source: its nemo/lightning/pytorch/strategies/
-megatron_strategy.py, plugins/mixed_precision.py, nemo/collections/llm/recipes; megatron-core 0.14.0, transformer/
-transformer_config.py, distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py.
+NeMo 2.7.3 is the last version with recipes of language models; those written here are the same from 2.5.3 on, and every
+path is a field in NeMo 2.5.3, 2.6.2 and 2.7.3 and in megatron-core 0.14.0, 0.15.3 and 0.16.1. Source: nemo/lightning/
+pytorch/strategies/megatron_strategy.py, plugins/mixed_precision.py, nemo/collections/llm/recipes; megatron-core 0.14.0,
+transformer/transformer_config.py, distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py.
 """
 
 import re
