@@ -37,7 +37,7 @@ EXPERTS = (
 )
 MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "llama8b": (8, tuple(SPACES)),
-    "gpt3-175b": (128, ("megatron", "megatron-bridge", "nemo", "mindspeed", "deepspeed", "torch")),
+    "gpt3-175b": (128, ("megatron", "megatron-bridge", "nemo", "mindspeed", "deepspeed", "accelerate", "torch")),
     "llama70b": (64, tuple(SPACES)),
     "mixtral-8x7b": (64, EXPERTS),
     "deepseek-v3": (
