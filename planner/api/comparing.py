@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Unpack
 
 from costmodels.goodput import DAY, Goodput
-from hardware_profiles import Cluster, Machine, parts_of
+from hardware_profiles import Cluster, Machine
 from hardware_profiles.network import capacity_of
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import number, public
@@ -281,7 +281,9 @@ def capacity(
     if "," in hardware and ":" not in hardware:
         raise RequestError(f"hardware = {hardware}: capacity looks at one profile; ask once for each of them")
     machine = machine_given(hardware, cluster=options.get("cluster"))
-    node, room = parts_of(machine)[0].devices_per_node or 8, min(most, _room(machine))
+    if not isinstance(machine, Cluster):
+        raise RequestError(f"hardware = {hardware}: groups say how many devices they have; give one profile")
+    node, room = machine.devices_per_node or 8, min(most, capacity_of(machine.levels) or most)
     sizes = sorted({node * times * 2**k for times in (1, 3) for k in range(24) if node * times * 2**k <= room})
     if not sizes:
         raise RequestError(f"most = {most}: a node of {hardware} has {node} devices; give at least as many")
@@ -311,11 +313,6 @@ def capacity(
         guess = at + 2 if outcome.days is None else _near(sizes, sizes[at] * outcome.days[0] / days)
         at = min(max(guess, low + 1), high - 1, len(sizes) - 1)
     return Capacity(days=days, looked_at=tuple(looked[size] for size in sorted(looked)))
-
-
-def _room(machine: Machine) -> float:
-    """Number of devices that the levels of a machine join; infinite where the outermost says no number."""
-    return math.inf if not isinstance(machine, Cluster) else capacity_of(machine.levels) or math.inf
 
 
 def _near(sizes: Sequence[int], wanted: float) -> int:

@@ -48,7 +48,7 @@ class _Table(Table):
         super().add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        least = [_longest_word(column) for column in self.columns]
+        least = [_longest_word(column, whole=bool(self.keys)) for column in self.columns]
         wanted = [_longest_line(column) for column in self.columns]
         if _total(least) <= options.max_width:
             if _total(wanted) > options.max_width:
@@ -95,19 +95,22 @@ class _Table(Table):
                 yield Text.assemble(f"{indent}{header + ': ' if header and self.show_header else ''}", cell)
 
 
-def _longest_word(column: Column) -> int:
-    """Minimum width of a column; long words may be folded."""
-    words = (min(cell_len(word), _FOLDED) for text in _texts(column) for word in text.split())
-    return max(words, default=0) if column.min_width is None else column.min_width
+def _longest_word(column: Column, whole: bool = False) -> int:
+    """Minimum width of a column; long words may be folded. With `whole`, numbers keep their units."""
+    numbers = whole and column.justify == "right"
+    words = [*str(column.header).split(), *(word for cell in column.cells for word in _words(str(cell), numbers))]
+    least = max((min(cell_len(word), _FOLDED) for word in words), default=0)
+    return least if column.min_width is None else column.min_width
+
+
+def _words(text: str, whole: bool) -> list[str]:
+    return [text] if whole else text.split()
 
 
 def _longest_line(column: Column) -> int:
     """Width of a column that is not wrapped."""
-    return max((cell_len(line) for text in _texts(column) for line in text.splitlines()), default=0)
-
-
-def _texts(column: Column) -> Iterator[str]:
-    return (str(cell) for cell in (column.header, *column.cells))
+    texts = (str(cell) for cell in (column.header, *column.cells))
+    return max((cell_len(line) for text in texts for line in text.splitlines()), default=0)
 
 
 def _total(widths: Sequence[int]) -> int:

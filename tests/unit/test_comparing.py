@@ -174,6 +174,8 @@ def test_numbers_that_no_training_has_are_refused(options: dict[str, float], fac
 def test_a_capacity_is_that_of_one_profile() -> None:
     with refused(RequestError, "h100,b200", "one profile"):
         planner.capacity("llama-tiny", "h100,b200", days=1, tokens=1e9)
+    with refused(RequestError, "h100:8,a100:8", "groups", "one profile"):
+        planner.capacity("llama-tiny", "h100:8,a100:8", days=1, tokens=1e9)
 
 
 def test_a_capacity_that_no_number_of_devices_has_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,10 @@ def test_a_table_with_keys_is_printed_in_parts(width: int) -> None:
 
 def test_a_table_that_fits_is_one_and_one_that_is_too_wide_in_any_parts_is_told() -> None:
     assert len(printed(cases(2), 140)) == 3
+    table = table_of("", "engine", "step time", "recomputation", keys=1)
+    table.columns[1].justify = "right"
+    table.add_row("torchtitan", "1.38 ms", "selective")
+    assert any("1.38 ms" in line for line in printed(table, 34)), "units stay beside their numbers"
     assert "  step time: 1.91 ms" in printed(cases(2), 40)
     assert "  step time: 1.91 ms" in printed(cases(0), 70)
 
