@@ -22,7 +22,12 @@ PIPED = Description(
     full=(0,) * 32, selective=(0,) * 32, sequence_length=4096,
 )  # fmt: skip
 LITE = replace(PIPED, layers=(27,), full=(27,), selective=(0,))
-LATENT = [engine for engine, target in TARGETS.items() if target.latent and not target.writes_model]
+BY_PROGRAMS = ("accelerate", "deepspeed")  # whose programs build the model: they are told no dimension
+LATENT = [
+    engine
+    for engine, target in TARGETS.items()
+    if target.latent and not target.writes_model and engine not in BY_PROGRAMS
+]
 
 
 def architecture(model: str) -> Architecture:
