@@ -12,7 +12,9 @@ which nobody but its owner writes; nothing in it is ever executed. If a file is 
 model is traced anew and the file written over. So the cache costs nothing but space, and changes no result. Files are
 written whole or not at all; if together they exceed `MOST` bytes, the least recently used ones are deleted.
 
-Graphs of other models are not kept: what a factory makes depends on code that has no name.
+Graphs of other models are not kept: what a factory makes depends on code that has no name. Nor are those with operators
+of a model's own code, as autograd functions are (BLOOM of transformers has one): a process that has not traced the
+model does not know them.
 """
 
 import contextlib
@@ -32,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
 from planner.errors import PlanFileError
+from planner.graph.operator_graph import OperatorGraph
 from planner.models.huggingface.from_config import is_config
 from planner.models.overrides import canonical_reference, split_reference
 from planner.models.zoo import is_of_zoo
@@ -46,6 +49,8 @@ _SOURCES = ("graph", "models", "plan/carried.py")
 """The sources in the package `planner` that make a graph and its text."""
 _OF_CONFIGS = (*_SOURCES, "sharding")
 """And the sources that decide with which batches a model computes."""
+_KNOWN = ("aten.", "planner.")
+"""What the names of operators begin with that every process knows: those of PyTorch, and ours."""
 _PATTERN = "graph-*.json"
 _LEFT = 3600.0
 """Seconds after which an unfinished file of a process counts as abandoned."""
@@ -107,6 +112,8 @@ def read_graph(folder: Path, key: GraphKey) -> Carried | None:
         if file.key != key:
             return None
         graph = replace(own_graph(file.graph), only_batch=file.only_batch, notes=tuple(file.notes))
+        if _of_the_model(graph.graph):
+            return None
         os.utime(path)
     except (OSError, ForeignTextError, ValidationError, PlanFileError):
         return None
@@ -117,6 +124,8 @@ def keep_graph(folder: Path, key: GraphKey, traced: Carried) -> str:
     """Keep a graph, as it was traced. Returns why it cannot be kept, or an empty text."""
     if traced.graph.constants:
         return "the model makes tensors in its forward pass, whose values no file has"
+    if own := _of_the_model(traced.graph):
+        return f"{own} is an operator of the model's own code, which is known once the model is traced"
     text = graph_text(traced.graph, batch=traced.batch, sequence_length=traced.sequence_length)
     if text is None:
         return "the graph is too long"
@@ -138,6 +147,11 @@ def keep_graph(folder: Path, key: GraphKey, traced: Carried) -> str:
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return ""
+
+
+def _of_the_model(graph: OperatorGraph) -> str:
+    """An operator that only the model's code makes known, such as an autograd function; empty where there is none."""
+    return next((op.op for op in graph.operators if not op.op.startswith(_KNOWN)), "")
 
 
 def _folder_of(package: str) -> Path:

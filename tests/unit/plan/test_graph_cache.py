@@ -51,6 +51,22 @@ def kept(tmp_path: Path, key: GraphKey, traced: Carried) -> Path:
     return graph_path(folder, key)
 
 
+def test_a_graph_with_functions_of_the_models_own_code_is_not_kept(
+    tmp_path: Path, key: GraphKey, traced: Carried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has not traced the model does not know them."""
+    first, *others = traced.graph.operators
+    graph = replace(traced.graph, operators=(replace(first, op="own.models_GeLU.v3e69d1e7"), *others))
+    own = replace(traced, graph=graph)
+    assert "own.models_GeLU.v3e69d1e7" in keep_graph(tmp_path, key, own)
+    assert not graph_path(tmp_path, key).exists()
+    with monkeypatch.context() as before:
+        before.setattr(graph_cache, "_of_the_model", lambda _: "")  # a file from when they were kept
+        assert keep_graph(tmp_path, key, own) == ""
+        assert read_graph(tmp_path, key) is not None
+    assert read_graph(tmp_path, key) is None
+
+
 def test_what_is_kept_comes_back_equal(kept: Path, key: GraphKey, traced: Carried) -> None:
     found = read_graph(kept.parent, key)
     assert found == traced
