@@ -180,7 +180,8 @@ def _found(source: Readable, naming: Naming) -> tuple[list[Part], tuple[str, ...
     if not base:
         return list(parts), ()
     head = [part for part in parts if not part.theirs.startswith(base)]
-    prefix = "" if any(name.startswith(base) for name in source.tensors) else base
+    bare = any(part.theirs.removeprefix(base) in source.tensors for part in parts if part.theirs.startswith(base))
+    prefix = base if bare and not any(name.startswith(base) for name in source.tensors) else ""
     rest = [replace(part, theirs=part.theirs.removeprefix(prefix)) for part in parts if part.theirs.startswith(base)]
     lacks = not any(part.theirs in source.tensors for part in head)
     if source.manifest is None and lacks and all(part.theirs in source.tensors for part in rest):
