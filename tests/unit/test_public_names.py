@@ -48,7 +48,7 @@ SIGNATURES = {
     "pareto": "model hardware='h100-80gb' *against='memory' *devices=None *software=None *on_progress=None"
     " *cancelled=None **JobOptions",
     "prove": "plan *model=None *hardware=None *small=None *processes=16 *on_phase=None",
-    "replan": "plan hardware *model=None *time_limit=None *on_progress=None *cancelled=None",
+    "replan": "plan hardware *cluster=None *model=None *time_limit=None *on_progress=None *cancelled=None",
     "report": "plan path *model=None",
     "save": "plan path",
     "search": "model hardware='h100-80gb' *devices=None *software=None *on_progress=None *cancelled=None"
