@@ -183,8 +183,9 @@ class Way:
 
 
 def contexts_table(ways: Sequence[Way]) -> RenderableType:
-    """Ways to split the sequence, best first."""
-    table = table_of("\nWays to split the sequence", "degree", "ring", "Ulysses", "step", "")
+    """Ways to split the sequence, best first: by the sums that the search bounds, not by simulated steps."""
+    title = "\nWays to split the sequence, under the assumptions of the bound"
+    table = table_of(title, "degree", "ring", "Ulysses", "step", "")
     for column in table.columns[:4]:
         column.justify = "right"
     best = ways[0].seconds
@@ -200,7 +201,7 @@ def _fate(way: Way, best: float) -> tuple[str, str]:
     """The step time of the best plan of a way and how it compares; or why there is none."""
     if way.seconds < math.inf:
         more = percent_text(way.seconds / best - 1)
-        return seconds_text(way.seconds), "fastest" if way.seconds == best else f"{more} more"
+        return seconds_text(way.seconds), "least" if way.seconds == best else f"{more} more"
     if way.bound < math.inf:
         return (
             f"> {seconds_text(way.bound)}",
