@@ -49,7 +49,7 @@ MUTANTS = [
     *mutants(
         "search",
         "planner/strategy_search/decomposition/stage_filling.py",
-        ("better = other.busy < self.busy", "better = other.busy > self.busy"),
+        ("least = other.busy < self.busy,", "least = other.busy > self.busy,"),
         ("over = held + all_fast - capacity", "over = all_fast - capacity"),
     ),
     *mutants(

@@ -556,7 +556,8 @@ def test_numbers_for_people(text: str, expected: str) -> None:
 TRIAL = ("--model", "usermodels:by_trial", "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
 
 
-def test_rules_found_by_trial_are_shown_and_written(folder: Path) -> None:
+def test_rules_found_by_trial_are_shown_and_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     outcome = plan(*TRIAL, "--micro-batches", "1", "-o", "trial.json")
     assert outcome.code == 0, outcome
     assert re.fullmatch(
