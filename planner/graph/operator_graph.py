@@ -300,7 +300,13 @@ class OperatorGraph:
     def stops(self, op: Operator) -> bool:
         """Whether no gradient comes to the operands of an operator, whatever they are: none of its results has one, as
         of a comparison."""
-        return op.op in STOPPING or not any(name is not None and self.types[name].has_gradient for name in op.results)
+        return op.name in self._stopping
+
+    @cached_property
+    def _stopping(self) -> frozenset[str]:
+        """The names of operators that stop gradients."""
+        graded = {name for name, kind in self.types.items() if kind.has_gradient}
+        return frozenset(op.name for op in self.operators if op.op in STOPPING or graded.isdisjoint(op.results))
 
     def graded(self, op: Operator) -> tuple[bool, ...]:
         """For each operand of an operator whether the operator makes a gradient of it."""

@@ -89,7 +89,7 @@ def segments_of(
 
     def moves(at: int, block: int | None) -> bool:
         assert block is not None, "blocks are recomputed"
-        place, replay = changed.get(at, (bound.place_of(at), again[bound.blocks.kinds[block]]))
+        place, replay = changed.get(at, (at - bound.blocks.borders[block], again[bound.blocks.kinds[block]]))
         return place < replay.moves
 
     for block, run in reversed(_runs(bound, cut.operators)):
