@@ -297,20 +297,20 @@ class OperatorGraph:
             found.update(name for name in made if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 
-    def stops(self, op: Operator) -> bool:
-        """Whether no gradient comes to the operands of an operator, whatever they are: none of its results has one, as
-        of a comparison."""
-        return op.name in self._stopping
+    def returns(self, op: Operator, name: str) -> bool:
+        """Whether an operator makes a gradient of the value with this name, which it reads."""
+        return name in self.differentiable and op.name not in self._stopping
 
     @cached_property
     def _stopping(self) -> frozenset[str]:
-        """The names of operators that stop gradients."""
+        """The names of operators that make no gradients of their operands, whatever these are: none of their results
+        has one, as of a comparison."""
         graded = {name for name, kind in self.types.items() if kind.has_gradient}
         return frozenset(op.name for op in self.operators if op.op in STOPPING or graded.isdisjoint(op.results))
 
     def graded(self, op: Operator) -> tuple[bool, ...]:
         """For each operand of an operator whether the operator makes a gradient of it."""
-        if self.differentiable.isdisjoint(op.operands) or self.stops(op):
+        if self.differentiable.isdisjoint(op.operands) or op.name in self._stopping:
             return (False,) * len(op.operands)
         return tuple([name in self.differentiable for name in op.operands])
 

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 
 from costmodels import peak_memory, planned_memory, usable_memory
-from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
+from hardware_profiles import Bytes, Cluster, Machine, MixedCluster, of_one_kind, parts_of
 from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.pricing.bucket_size import flat_bytes
 from planner.sharding.rules import rule_of
@@ -153,9 +153,9 @@ class Engine:
         """The machine, with its groups in the order of the pipeline."""
         return ordered_machine(self.request, configuration)
 
-    def setting(self, configuration: Configuration) -> Setting:
-        """How the pipeline is run, with the capacity of the first group."""
-        return setting_of(configuration, self.capacities[0])
+    def setting(self, configuration: Configuration, room: Bytes = 0.0) -> Setting:
+        """How the pipeline is run, with the capacity of the first group, of which `room` bytes are set aside."""
+        return setting_of(configuration, self.capacities[0] - room)
 
     def bound(self, configuration: Configuration) -> float:
         """A lower bound on the step time, from the work alone."""
@@ -377,8 +377,7 @@ class Engine:
         """`evaluate_as`, with all pieces agreeing on a `way` to store weights and lay out values; without it each piece
         chooses."""
         pipeline_of_kinds = self.store.pieces(configuration, gathers, way).with_room(room)
-        setting = self.setting(configuration)
-        setting = replace(setting, capacity=pipeline_of_kinds.capacities[0]) if room else setting
+        setting = self.setting(configuration, room)
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
         if setting.chunks > 1 and not covering:  # reuse the prices that other numbers of virtual stages have solved

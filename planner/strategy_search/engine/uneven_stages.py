@@ -101,7 +101,7 @@ def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], setting: Setting) 
     mean = math.fsum(math.fsum(usual[kind]) for kind in kinds) / len(kinds)
     blocks = tuple([_to(usual[kind], mean) for kind in kinds])
     counts = tuple([len(rank.inner) for rank in ranks])
-    memory = _memory(ranks, setting, names, kinds)
+    memory = _memory(ranks, setting, names, chain.block_ranges.kinds)
     sizes = _best_sizes(counts, blocks, tuple([_to(end, mean) for end in ends]), len(names), memory)
     borders = [0, *itertools.accumulate(sizes)]
     stages = [kinds[start:stop] for start, stop in itertools.pairwise(borders)]
@@ -115,9 +115,10 @@ def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], setting: Setting) 
 
 
 def _memory(
-    ranks: Sequence[RankFilling], setting: Setting, names: Sequence[int], kinds: Sequence[int]
+    ranks: Sequence[RankFilling], setting: Setting, names: Sequence[int], kinds: tuple[int, ...]
 ) -> _Memory | None:
-    """Memory of ranks that run blocks as they were found; None if it is not limited."""
+    """Memory of ranks that run blocks as they were found; None if it is not limited. `kinds` are those of the blocks,
+    by their places in `names`."""
     if math.isinf(setting.capacity):
         return None
     every = [column for rank in ranks for column in rank.inner]
@@ -136,8 +137,7 @@ def _memory(
             )
             for chunk, number_of in enumerate(setting.in_flight[number]):
                 each[chunk * len(ranks) + number][kind] = _share(fixed + number_of * live, setting)
-    of_blocks = tuple([names.index(kind) for kind in kinds])
-    return _Memory(each=tuple(map(tuple, each)), beside=tuple(beside), kinds=of_blocks)
+    return _Memory(each=tuple(map(tuple, each)), beside=tuple(beside), kinds=kinds)
 
 
 def _share(nbytes: float, setting: Setting) -> float:

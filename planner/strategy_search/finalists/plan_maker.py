@@ -193,8 +193,7 @@ class PlanMaker:
         request, configuration = self.request, found.configuration
         chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
         blocks, in_a_v = self.engine.template.blocks, SCHEDULES[configuration.schedule].v_shaped
-        capacity = found.pipeline_of_kinds.with_room(found.room).capacities[0]
-        setting = replace(self.engine.setting(configuration), capacity=capacity)
+        setting = self.engine.setting(configuration, found.room)
         whole = assembly(chain, spread_out(ranks) if in_a_v else ranks, setting)
         stages, virtual = stages_of(whole), configuration.virtual_stages
         if in_a_v:

@@ -56,7 +56,7 @@ def with_narrower(
     is that of the search. Plans that take `cutoff` or longer are of no interest."""
     if not _left_open(request):
         return result
-    every = result.bounds
+    every, below = result.bounds, cutoff * (1 + NEAR)  # a step may be shorter than its objective
     for what, asked, among in _narrower(request, result):
         if result.objective_gap < WIDE:
             break
@@ -66,7 +66,6 @@ def with_narrower(
         try:
             bounds = every if asked.update == request.update else {}
             listener = told(on_progress, result, f"trying {what}")
-            below = cutoff * (1 + NEAR)  # a step may be shorter than its objective
             found = search(asked, listener, cancelled, below, known=best, among=among, bounds=bounds)
             bound = bound_of_like(found.plans[0], result, request, shared)
         except LimitError:

@@ -53,7 +53,7 @@ class EdgeTables:
             place_of(template, edge),
             edge.operand,
             graph.types[edge.name],
-            _is_graded(template, edge),
+            graph.returns(graph.operators[edge.consumer], edge.name),
             alive.copied(edge.consumer) if edge.operand in alive.saved[edge.consumer] else None,
             any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)),
             None if pieces is None else alive.share(pieces),
@@ -69,7 +69,7 @@ class EdgeTables:
         wanted = operators[edge.consumer].candidates.operands[edge.operand]
         tensor = graph.types[edge.name]
         forward = _spread(self.pricer, tensor, made.forward, wanted.forward)
-        if _is_graded(template, edge):
+        if graph.returns(graph.operators[edge.consumer], edge.name):
             backward = _spread(self.pricer, tensor, wanted.gradient, made.gradient).T
         else:
             backward = np.zeros_like(forward)
@@ -163,9 +163,3 @@ def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
     wanted_in_made = np.array([place.get(layout, -1) for layout in wanted.distinct])
     same: NDArray[np.bool_] = made.index[:, None] == wanted_in_made[wanted.index][None, :]
     return same
-
-
-def _is_graded(template: Template, edge: ValueEdge) -> bool:
-    """Whether a gradient goes back along an edge."""
-    graph = template.graph
-    return edge.name in graph.differentiable and not graph.stops(graph.operators[edge.consumer])

@@ -480,8 +480,8 @@ def _are_all(template: Template, at: int, products: Sequence[int]) -> bool:
 def _differentiable(template: Template, edge: ValueEdge) -> bool:
     """Whether the value of an edge depends on the data, and a gradient goes back along it if the model trains."""
     graph = template.graph
-    graded = edge.name in graph.differentiable and not graph.stops(graph.operators[edge.consumer])
-    return edge.name in graph.data_dependent and (graded or not graph.trains)
+    graded = not graph.trains or graph.returns(graph.operators[edge.consumer], edge.name)
+    return edge.name in graph.data_dependent and graded
 
 
 def _layouts_of(identity: Candidates) -> tuple[Indices, Indices]:

@@ -261,7 +261,7 @@ class OperatorVisit:
         self._move("communication", "forward", owner, moved, tensor, there)
         if self._comes_again(name):
             self._move("recomputation", "recomputation", owner, moved, tensor, there)
-        if name in self.bound.graph.differentiable and not self.bound.graph.stops(self.operator.operator):
+        if self.bound.graph.returns(self.operator.operator, name):
             self._move("communication", "backward", owner, moved, tensor, back)
 
     def _comes_again(self, name: str) -> bool:
