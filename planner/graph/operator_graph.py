@@ -314,6 +314,10 @@ class OperatorGraph:
             return (False,) * len(op.operands)
         return tuple([name in self.differentiable for name in op.operands])
 
+    def graded_places(self, op: Operator) -> tuple[int, ...]:
+        """The places of these operands."""
+        return tuple([place for place, gets in enumerate(self.graded(op)) if gets])
+
     def own_shape(self, name: str) -> tuple[int, ...]:
         """The shape of a value without its padding."""
         shape = list(self.types[name].shape)

@@ -199,7 +199,7 @@ def _without_remade(graph: OperatorGraph, saved: tuple[frozenset[int], ...]) -> 
 
 
 def _needed_operands(graph: OperatorGraph, op: Operator, rule: Rule) -> frozenset[int]:
-    graded = {index for index, gets in enumerate(graph.graded(op)) if gets}
+    graded = frozenset(graph.graded_places(op))
     return frozenset(index for index, needed_by in rule.saves if graded.intersection(needed_by))
 
 

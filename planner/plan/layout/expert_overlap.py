@@ -105,6 +105,15 @@ def replayed(
     return found
 
 
+def replay_of(
+    bound: BoundPlan, at: int, block: int, again: Sequence[Replay], changed: Mapping[int, tuple[int, Replay]]
+) -> tuple[int, Replay]:
+    """The place of an operator among those of its recomputed block, and how much of these is computed again: as
+    `changed` (see `replayed`), else as for the kind of its block (`planner.pricing.liveness.replays`)."""
+    found = changed.get(at)
+    return (at - bound.blocks.borders[block], again[bound.blocks.kinds[block]]) if found is None else found
+
+
 def possible_expert_overlaps(
     bound: BoundPlan, overlaps: Sequence[Overlap], operators: Iterable[int] | None = None
 ) -> Iterator[tuple[int, tuple[int, ...]]]:

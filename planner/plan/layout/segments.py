@@ -16,7 +16,7 @@ from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.activation_offload import offloaded_activations
 from planner.plan.layout.block_gathers import BlockGather, Known, block_gathers
-from planner.plan.layout.expert_overlap import expert_overlaps_of, in_parts_order, replayed
+from planner.plan.layout.expert_overlap import expert_overlaps_of, in_parts_order, replay_of, replayed
 from planner.plan.layout.overlapped_products import Overlap, in_order, overlaps_of
 from planner.plan.layout.stage_cut import StageCut, cut_stage
 from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
@@ -89,7 +89,7 @@ def segments_of(
 
     def moves(at: int, block: int | None) -> bool:
         assert block is not None, "blocks are recomputed"
-        place, replay = changed.get(at, (at - bound.blocks.borders[block], again[bound.blocks.kinds[block]]))
+        place, replay = replay_of(bound, at, block, again, changed)
         return place < replay.moves
 
     for block, run in reversed(_runs(bound, cut.operators)):

@@ -112,7 +112,7 @@ class StageTensors:
         return tuple(name for name in self.bound.operators[at].operator.results if name is not None)
 
     def graded(self, op: BoundOperator) -> tuple[int, ...]:
-        return tuple(i for i, gets in enumerate(self.bound.graph.graded(op.operator)) if gets)
+        return self.bound.graph.graded_places(op.operator)
 
     def saved(self, op: BoundOperator) -> tuple[int, ...]:
         graded = set(self.graded(op))

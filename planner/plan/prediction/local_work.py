@@ -12,7 +12,7 @@ from dataclasses import replace
 from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
-from planner.plan.layout.expert_overlap import expert_overlaps_of, replayed
+from planner.plan.layout.expert_overlap import expert_overlaps_of, replay_of, replayed
 from planner.plan.layout.matrix_groups import matrix_groups
 from planner.plan.layout.micro_batch_turns import PRODUCTS
 from planner.plan.layout.overlapped_products import overlaps_of
@@ -44,13 +44,13 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         if bound.plan.rank_of(stages[at]) != rank or op.rule.op_class not in PRODUCTS:
             continue
         name, forward = bound.operators[runs.get(at, at)].operator.name, _forward(op, bound)
-        graded = [i for i, operand in enumerate(op.operator.operands) if operand in graph.differentiable]
+        graded = graph.graded_places(op.operator)
         found["forward", name] += forward
         found["backward", name] += _backward(op, bound, graded, forward)
         block = blocks.block_of(at)
         if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
             continue
-        place, replay = changed.get(at, (bound.place_of(at), again[blocks.kinds[block]]))
+        place, replay = replay_of(bound, at, block, again, changed)
         if replay.runs(place, joined_bytes(op.rule, op.strategy, bound.plan.mesh)):
             found["recomputation", name] += forward
         elif place < replay.moves:  # only the last of interleaved micro-batches stops at its operands

@@ -77,7 +77,7 @@ def bounds(
     for index, op in enumerate(graph.operators):
         rule = rule_of(graph, op)
         seconds = _work_seconds(graph, index, rule, cluster)
-        graded = [i for i, gets in enumerate(graph.graded(op)) if gets]
+        graded = graph.graded_places(op)
         count = template.times(index)
         forward += seconds * count
         recomputed += seconds * count if template.works(index) else 0.0

@@ -80,8 +80,7 @@ class ProductPrices:
         """The key of a linear layer's price."""
         graph = template.graph
         op = graph.operators[at]
-        rule, graded = rule_of(graph, op), tuple(name in graph.differentiable for name in op.operands)
-        return id(rule), graded, id(candidates)
+        return id(rule_of(graph, op)), graph.graded(op), id(candidates)
 
     def of(self, template: Template, at: int, candidates: Candidates) -> Products:
         """The prices of a linear layer under its candidates."""
@@ -102,7 +101,7 @@ class ProductPrices:
     def _products(self, template: Template, op: Operator, rule: Rule, strategies: Sequence[Strategy]) -> Products:
         """The prices of a linear layer under some strategies of a rule."""
         graph = template.graph
-        graded = tuple(name in graph.differentiable for name in op.operands)
+        graded = graph.graded(op)
         types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
         rows, weights = (graded[0], *(False for _ in graded[1:])), (False, *graded[1:])
 

@@ -59,7 +59,7 @@ def saved_by_exchange(
     op = graph.operators[index]
     types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
     matrices = matrices_of(rule_of(graph, op))
-    graded = [name in graph.differentiable and place not in matrices for place, name in enumerate(op.operands)]
+    graded = [gets and place not in matrices for place, gets in enumerate(graph.graded(op))]
 
     def priced(rule: Rule, strategies: Sequence[Strategy]) -> list[Array]:
         """Backward seconds without the gradients of the matrices; seconds of the gradients sent in the first and in the

@@ -8,6 +8,7 @@ from costmodels import Then
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.expert_overlap import replay_of
 from planner.plan.layout.strides import Strides, elementwise, folded, in_order, reshaped, spread_back
 from planner.plan.prediction.memory.account import Piece, Storage, moved
 from planner.plan.prediction.memory.chunks import (
@@ -68,12 +69,10 @@ class BackwardMemory(ForwardMemory):
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
         self._gather(section.number, inside, again=True)
         self._set_out(reversed(range(section.number)), again=True)
-        blocks = self.bound.blocks
-        block = blocks.block_of(section.operators[0])
+        block = self.bound.blocks.block_of(section.operators[0])
         assert block is not None
-        again = self.replays[blocks.kinds[block]]
         for at in section.operators:
-            place, replay = self.replayed.get(at, (self.bound.place_of(at), again))
+            place, replay = replay_of(self.bound, at, block, self.replays, self.replayed)
             if place >= replay.moves:
                 break
             runs = replay.runs(place, self.tensors.joined(self.bound.operators[at]))

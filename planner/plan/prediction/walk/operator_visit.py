@@ -15,7 +15,7 @@ from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.slices import earlier_keys
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
-from planner.plan.layout.expert_overlap import ExpertOverlap
+from planner.plan.layout.expert_overlap import ExpertOverlap, replay_of
 from planner.plan.layout.kept import replayed_places
 from planner.plan.layout.saved_tensor_offload import read_elsewhere
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
@@ -83,8 +83,7 @@ class OperatorVisit:
             self.works = self.moves = place in self.run_again
             self.apart = not self.works
         else:
-            plain = place, self.walk.replays[bound.blocks.kinds[block]]
-            place, replay = self.walk.replayed.get(self.at, plain)
+            place, replay = replay_of(bound, self.at, block, self.walk.replays, self.walk.replayed)
             self.works, self.moves = replay.runs(place, float(self.prices.joined[0])), place < replay.moves
 
     def work(self) -> None:
@@ -222,7 +221,7 @@ class OperatorVisit:
         rule, cluster = self.operator.rule, self.walk.cluster
         hidden = inner_hidden(rule, cluster)
         repeats = self.works and not self.kept_again
-        graded = [place for place, gets in enumerate(self.bound.graph.graded(self.operator.operator)) if gets]
+        graded = self.bound.graph.graded_places(self.operator.operator)
         for inner in inner_messages(rule, self.operator.strategy, mesh, graded):
             name = self.operator.operator.name
             times: Times = {"forward": inner.forward, "backward": inner.backward}
