@@ -1,10 +1,10 @@
 """Parameter servers: embedding tables that no device holds, in separate processes.
 
     with Fleet(Path("run/servers"), 2) as fleet:                          # two servers on this machine
-        tables = attach(model, fleet.addresses, worker=0, workers=4)  # its embeddings look up rows there now
         tables = attach(model, fleet.addresses, worker=0, workers=4)  # its embeddings now look up rows there
         loss = model(batch); loss.backward()
         tables.step()                                                 # pushes the gradients of touched rows
+
 A server needs no torch: it uses only numpy and sockets, and starts in a fraction of a second. torch's RPC could carry
 the same messages, but its groups do not readmit a member that was killed, and its calls are pickled code.
 """

@@ -69,10 +69,14 @@ class TableClient:
             server: Link(addresses=addresses, server=server, worker=worker, program=program, patience=patience)
             for server in range(addresses.count)
         }
-        self._everywhere(Frame(kind="open", fields={"workers": workers, "staleness": staleness}))
-        for table in self.tables.values():
-            self._everywhere(Frame(kind="create", fields={"table": table.content()}))
-        self.step, self._torn = self._clock()
+        try:
+            self._everywhere(Frame(kind="open", fields={"workers": workers, "staleness": staleness}))
+            for table in self.tables.values():
+                self._everywhere(Frame(kind="create", fields={"table": table.content()}))
+            self.step, self._torn = self._clock()
+        except BaseException:  # else the servers would refuse the next client as a second worker of this rank
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -53,10 +53,11 @@ class Link:
     def ask(self, frame: Frame) -> None:
         """Send a frame; `answer` returns the answer."""
         self._asked = encode(frame)
+        if self._socket is None:
+            return  # `answer` connects, and sends it then
         self.sent += len(self._asked)
         try:
-            if self._socket is not None:
-                self._socket.sendall(self._asked)
+            self._socket.sendall(self._asked)
         except OSError:
             self._lose()
 
@@ -159,7 +160,9 @@ class Link:
         identity = Identity(worker=self.worker, program=self.program, nonce=new_nonce())
         said = (place, str(challenge.fields.get("nonce")), identity)
         fields = {**asdict(identity), "proof": proof(key, WORKER, *said)}
-        self._socket.sendall(encode(Frame(kind="hello", fields=fields)))
+        hello = encode(Frame(kind="hello", fields=fields))
+        self._socket.sendall(hello)
+        self.sent += len(hello)
         self.welcome = self._next()
         if self.welcome.kind == "refused":
             message = str(self.welcome.fields.get("message"))
@@ -224,12 +227,12 @@ def ask_all(
     """Ask several servers at once; returns the answer of each. Raises what `Link.answer` raises, after all servers that
     respond have answered, so that no late answer is taken for the answer to the next request. Connections on which an
     answer may still come are closed."""
-    for server, frame in frames.items():
-        links[server].ask(frame)
-    looked()
     found: dict[int, Frame] = {}
     refusals: dict[int, RequestError] = {}
     try:
+        for server, frame in frames.items():
+            links[server].ask(frame)
+        looked()
         for server in frames:
             try:
                 found[server] = links[server].answer()

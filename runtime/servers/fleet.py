@@ -100,7 +100,15 @@ class Fleet:
             for number, process in enumerate(self._processes):
                 code = process.poll()
                 if code is not None:
-                    self._again(number, code)
+                    self._restart(number, code)
+
+    def _restart(self, number: int, code: int) -> None:
+        """Start a server that has ended again; a folder that is gone or cannot be written is a fault, too."""
+        try:
+            self._again(number, code)
+        except OSError as error:
+            where = error.filename or self.addresses.folder
+            self._fault = RunError(f"server {number} cannot be started: {where}: {error.strerror}", exit_code=2)
 
     def _again(self, number: int, code: int) -> None:
         process = self._processes[number]

@@ -168,18 +168,20 @@ class ServedTables:
 
 
 class ParameterServerEmbedding(nn.Module):
-    """Replaces a torch Embedding or EmbeddingBag (`like`) whose table is on servers. It has no parameter."""
+    """Replaces a torch Embedding or EmbeddingBag (`like`) whose table is on servers. It has no parameter. Rows of a
+    frozen table get no gradients."""
 
     def __init__(self, tables: ServedTables, name: str, like: nn.Embedding | nn.EmbeddingBag) -> None:
         super().__init__()
         self._tables, self.name = tables, name
         self._bag = _bag_of(like)
         self._padding = like.padding_idx
+        self._trained = like.weight.requires_grad
 
     def forward(
         self, ids: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        rows_UH, places = self._tables.rows(self.name, ids)
+        rows_UH, places = self._tables.rows(self.name, ids, trained=self._trained)
         padding = None
         if self._padding is not None and bool((here := places[ids == self._padding]).numel()):
             padding = int(here[0])
@@ -228,7 +230,12 @@ def attach(
         for name, one in chosen.items()
     ]
     client = TableClient(addresses, made, worker=worker, workers=workers, staleness=staleness, patience=patience)
-    client.begin({name: one.weight.detach().cpu().numpy() for name, one in chosen.items()} if worker == 0 else None)
+    values = {name: one.weight.detach().cpu().numpy() for name, one in chosen.items()} if worker == 0 else None
+    try:
+        client.begin(values)
+    except BaseException:
+        client.close()
+        raise
     served = ServedTables(client)
     for name, one in chosen.items():
         parent, _, last = name.rpartition(".")
@@ -252,9 +259,12 @@ def _chosen(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Embeddin
                 " table"
                 " on servers has neither"
             )
-    shared = [name for name, one in found.items() if [id(o.weight) for o in found.values()].count(id(one.weight)) > 1]
-    if shared:
-        raise RequestError(f"embeddings {' and '.join(shared)} share one table; leave them on the device")
+        uses = [key for key, weight in module.named_parameters(remove_duplicate=False) if weight is one.weight]
+        if len(uses) > 1:
+            raise RequestError(
+                f"{' and '.join(uses)} are one tensor, and only look-ups may read a table on servers; leave it on the"
+                " device"
+            )
     return found
 
 

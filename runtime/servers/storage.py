@@ -33,8 +33,8 @@ from runtime.servers.shard import Shard
 LEAST_LOG = 2**24
 """Bytes of a log below which no snapshot is made."""
 
-_NAME = re.compile(r"(snapshot|log)-([0-9]{6})")
-_PART = re.compile(r"snapshot-[0-9]{6}\.part")
+_NAME = re.compile(r"(snapshot|log)-([0-9]{6,})")
+_PART = re.compile(r"snapshot-[0-9]{6,}\.part")
 _ENDING = 5.0  # seconds for which another process of the same server may take to end
 _PAUSE = 0.05
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -14,13 +15,16 @@ import threading
 import time
 import zlib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from planner.errors import RunError
+from runtime.processes.run_servers import servers_of
+from runtime.run_settings import RunSettings
+from runtime.servers.addresses import Addresses
 from runtime.servers.client import TableClient
 from runtime.servers.fleet import Fleet
 from runtime.servers.sparse_optimizers import SparseOptimizer
@@ -161,6 +165,28 @@ def test_no_server_outlives_the_fleet(tmp_path: Path) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_fleet_whose_folder_is_gone_says_so(tmp_path: Path) -> None:
+    with Fleet(tmp_path / "servers", 1) as fleet:
+        while fleet.addresses.of(0) is None:
+            time.sleep(0.05)
+        shutil.rmtree(tmp_path / "servers")
+        os.kill(fleet.pid(0), signal.SIGKILL)
+        fleet._watch.join(60.0)
+        says(str(_fault(fleet)), "server 0", tmp_path / "servers" / "server-0.err")
+
+
+def test_a_run_says_why_its_server_cannot_be_started(tmp_path: Path) -> None:
+    (tmp_path / "server-0").mkdir()
+    (tmp_path / "server-0" / "snapshot-000001").write_bytes(b"no snapshot")
+    plan = SimpleNamespace(training=SimpleNamespace(update=SimpleNamespace(placed=(("tables.*", "servers"),))))
+    settings = RunSettings(server_folder=str(tmp_path), servers=1)
+    with (
+        refused(RunError, "server 0", tmp_path / "server-0" / "snapshot-000001"),
+        servers_of(plan, settings) as folder,
+    ):
+        TableClient(Addresses(folder=Path(folder), count=1), [ITEMS], patience=5.0)
 
 
 @pytest.mark.thorough

@@ -4,18 +4,20 @@ import errno
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from planner.errors import RequestError, RunError
+from runtime.servers import connection
 from runtime.servers.__main__ import main
 from runtime.servers.addresses import Addresses, make_key, publish
 from runtime.servers.client import TableClient
-from runtime.servers.connection import Link
+from runtime.servers.connection import Link, ask_all
 from runtime.servers.disk import BrokenDiskError, SystemDisk
-from runtime.servers.frames import Frame
+from runtime.servers.frames import LARGEST_HEADER, Frame, encode
 from runtime.servers.serve import Server, storage_of
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.tables import Table
@@ -150,6 +152,42 @@ def test_workers_that_do_not_fit_are_refused(tmp_path: Path, made: dict[str, int
         with refused(RequestError, *facts):
             TableClient(addresses, [other], **client)
         first.close()
+
+
+def test_a_client_that_was_refused_leaves_its_place_to_the_next_one(tmp_path: Path) -> None:
+    """As in a notebook, whose last error keeps the refused client alive."""
+    with serving(tmp_path) as addresses:
+        with TableClient(addresses, [USERS]):
+            pass
+        with pytest.raises(RequestError, match="width") as kept:
+            TableClient(addresses, [replace(USERS, width=7)])
+        with TableClient(addresses, [USERS]) as client:
+            client.begin()
+        assert kept.value.__traceback__ is not None
+
+
+def test_every_frame_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request was counted before there was a connection, and again when it was sent; the hello was not."""
+    made: list[int] = []
+    monkeypatch.setattr(connection, "encode", lambda frame: (made.append(len(encode(frame))), encode(frame))[1])
+    with serving(tmp_path) as addresses:
+        link = Link(addresses=addresses, server=0, worker=None, program="test")
+        for _ in range(2):
+            link.ask(Frame(kind="status"))
+            link.answer()
+        link.close()
+    assert len(made) == 3  # two requests and a hello
+    assert link.sent == sum(made)
+
+
+def test_a_request_that_cannot_be_sent_to_all_leaves_no_answer_behind(tmp_path: Path) -> None:
+    with serving(tmp_path, count=2) as addresses, TableClient(addresses, [USERS]) as client:
+        client.begin({"users": np.arange(240, dtype=np.float32).reshape(40, 6)})
+        pull = Frame(kind="pull", fields={"step": 0, "tables": ["users"]}, arrays={"rows0": np.arange(3)})
+        with pytest.raises(RequestError, match="header"):
+            ask_all(client._links, {0: pull, 1: Frame(kind="pull", fields={"tables": ["x" * LARGEST_HEADER]})})
+        ids = np.array([39, 0, 7])
+        assert client.pull({"users": ids})["users"][:, 0].tolist() == [234.0, 0.0, 42.0]
 
 
 def test_rows_and_tables_that_are_not_there_are_refused(tmp_path: Path) -> None:

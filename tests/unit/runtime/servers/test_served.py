@@ -121,12 +121,34 @@ def test_without_gradients_nothing_is_pushed(addresses: Addresses) -> None:
     tables.close()
 
 
+def test_a_frozen_table_keeps_its_rows(addresses: Addresses) -> None:
+    model = Tables()
+    model.users.weight.requires_grad_(False)
+    before = model.users.weight.clone()
+    tables = attach(model, addresses, optimizer=SGD)
+    model(*batch(0)).backward()
+    tables.step()
+    assert torch.equal(tables.whole("users"), before)
+    assert tables.client.traffic.pushed_rows == len(batch(0)[1].unique())
+    tables.close()
+
+
 class Shared(nn.Module):
-    def __init__(self) -> None:
+    """Two modules with one weight."""
+
+    def __init__(self, other: nn.Module) -> None:
         super().__init__()
         self.one = nn.Embedding(4, 2)
-        self.other = nn.Embedding(4, 2)
+        self.other = other
         self.other.weight = self.one.weight
+
+
+class Again(nn.Module):
+    """One embedding under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.other = nn.Embedding(4, 2)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +156,9 @@ class Shared(nn.Module):
     [
         (Tables(), ["user"], ("user", "users")),
         (nn.Linear(2, 2), ["*"], ("*", "none")),
-        (Shared(), ["*"], ("one", "other")),
+        (Shared(nn.Embedding(4, 2)), ["*"], ("one.weight", "other.weight")),
+        (Shared(nn.Linear(2, 4)), ["*"], ("one.weight", "other.weight")),
+        (Again(), ["one"], ("one.weight", "other.weight")),
         (nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), ["*"], ("0", "max_norm", "scale_grad_by_freq")),
     ],
 )

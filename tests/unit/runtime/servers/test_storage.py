@@ -155,6 +155,20 @@ def test_a_log_that_has_grown_asks_for_a_snapshot(tmp_path: Path, monkeypatch: p
     assert state(again.open()) == state(shard)
 
 
+def test_the_millionth_snapshot_is_found_again(tmp_path: Path) -> None:
+    """Its name has seven digits."""
+    storage = Storage(tmp_path, 0, 2)
+    shard = storage.open()
+    for record in records(5):
+        take(storage, shard, record)
+    storage._generation = 10**6 - 2
+    for _ in range(3):
+        storage.snapshot(shard)
+    storage.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "log-1000001", "snapshot-1000001"]
+    assert state(Storage(tmp_path, 0, 2).open()) == state(shard)
+
+
 def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
     logged(tmp_path)
     log = tmp_path / "log-000000"
