@@ -457,7 +457,7 @@ class Finalists:
 def _in_order(found: Contender, schedule: str) -> Laying:
     """The key under which a contender is divided anew in a schedule with stages in a V: its configuration with that
     schedule, and its way to gather weights."""
-    return replace(found.configuration, virtual_stages=1, schedule=schedule), found.outcome.gathers
+    return replace(found.configuration, virtual_stages=1, uneven=False, schedule=schedule), found.outcome.gathers
 
 
 def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:

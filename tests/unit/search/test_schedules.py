@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +24,7 @@ from planner.strategy_search.exploration.attempt import Attempt
 from planner.strategy_search.exploration.options import SearchOptions
 from planner.strategy_search.exploration.other_schedules import OtherSchedules
 from planner.strategy_search.finalists import room
-from planner.strategy_search.finalists.finalists import Finalists, OverfullError
+from planner.strategy_search.finalists.finalists import Finalists, OverfullError, _in_order
 from planner.strategy_search.finalists.plan_maker import PlanMaker
 from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.finalists.v_stages import v_counts
@@ -164,6 +165,15 @@ def test_orders_in_a_v_with_the_same_turns_are_tried_once(
     cluster, pinned = cluster_of("h100-80gb", 4), Pinned(pipeline=4, mesh=(1,), micro_batches=micro_batches)
     search(request_of("residual-8", cluster, 16, pinned=pinned, update=PLAIN))
     assert list(dict.fromkeys(asked)) == tried
+
+
+def test_plans_with_equal_and_unequal_virtual_stages_are_divided_anew_into_the_same_v() -> None:
+    outcome = SimpleNamespace(gathers="ahead")
+    one = Configuration(pipeline=4, mesh=(2,), micro_batches=8)
+    several = replace(one, virtual_stages=2, schedule="interleaved_1f1b")
+    found = (one, several, replace(several, uneven=True))
+    laid = {_in_order(cast(Any, SimpleNamespace(configuration=c, outcome=outcome)), "zb_v") for c in found}
+    assert laid == {(replace(one, schedule="zb_v"), "ahead")}
 
 
 def test_no_pipelines_are_evaluated_for_other_orders_once_a_search_is_cancelled(
