@@ -24,6 +24,7 @@ from planner.strategy_search.refinement.around import told
 from planner.strategy_search.refinement.narrower import with_narrower
 from planner.strategy_search.refinement.neighbours import with_neighbours
 from planner.strategy_search.refinement.offloading import (
+    bounds_with_offload,
     decided_as,
     offload_may_win,
     with_faster_offload,
@@ -34,6 +35,7 @@ from planner.strategy_search.refinement.rings import with_rings, with_rings_arou
 from planner.strategy_search.refinement.simplicity import with_simplicity
 from planner.strategy_search.refinement.unequal import with_unequal_stages
 from planner.strategy_search.request.limit_words import check_begin
+from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.variants import best_of_variants
@@ -72,16 +74,20 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
 def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     engines: dict[object, Shared] = {}
     later: list[Callable[[SearchResult, Seconds], SearchResult]] = []  # searches around a plan that offload may beat
+    known: list[tuple[SearchRequest, SearchResult]] = []
 
     def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop, cutoff: float = math.inf) -> SearchResult:
-        shared = engines[one.update.placed, one.offload] = Shared()
+        on_devices = engines.get((one.update.placed, NOTHING)) if one.offload != NOTHING else None
+        shared = engines[one.update.placed, one.offload] = Shared(alone=on_devices)
 
         def best(asked: SearchRequest) -> SearchResult:
             def refined(found: SearchResult, cutoff: Seconds = math.inf) -> SearchResult:
                 found = with_narrower(asked, found, shared, on_progress, cancelled, cutoff)
                 return with_rings_around_best(asked, found, shared, on_progress, cancelled, cutoff)
 
-            found = best_plans(asked, on_progress, cancelled, cutoff, shared)
+            bounds = bounds_with_offload(asked, known)
+            found = best_plans(asked, on_progress, cancelled, cutoff, shared, bounds)
+            known.append((asked, found))
             found = with_unequal_stages(asked, found, shared, on_progress, cancelled)
             alone = request.placing != AUTO and one.update.placed == request.update.placed  # compared with no others
             if request.objective == "time" and alone and offload_may_win(asked, found):
@@ -89,7 +95,9 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
                 return found
             return refined(found)
 
-        return with_rings(one, best, cancelled)
+        ringed = any(asked.pinned.context_by != request.pinned.context_by for asked, _ in known)
+        # with a cutoff, that nothing is found does not say that nothing fits
+        return with_rings(one, best, cancelled) if cutoff == math.inf or ringed else best(one)
 
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
         request.objective, (fastest, _time)

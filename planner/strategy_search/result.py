@@ -94,7 +94,7 @@ class SearchResult:
     axes are free, the space is that of meshes of one and two axes with equal virtual stages, and with several kinds of
     blocks the virtual stages of a rank run alike. `covered` is False if the best plan has more axes, a ring, or unequal
     virtual stages that were not asked for: nothing is proved about plans like it. `bounds` has the lower bound of each
-    configuration.
+    configuration, and `bounds_with_any_memory` those that hold however much memory there is, and so with offload, too.
 
     Alternatives: `placements` is how many ways to place tables on the host were compared, 0 if there was no choice; the
     bounds are about the chosen one. `contexts` compares ways to split the sequence, if there was a choice. `neighbours`
@@ -120,6 +120,7 @@ class SearchResult:
     simpler: Simpler | None = None
     on_devices_alone: Ranked | None = None
     bounds: Mapping[Configuration, float] = field(default_factory=dict, repr=False, compare=False)
+    bounds_with_any_memory: Mapping[Configuration, float] = field(default_factory=dict, repr=False, compare=False)
     assumed: tuple[Assumed, ...] = ()
 
     def __repr__(self) -> str:

@@ -11,8 +11,9 @@ needs more memory than there is, the search runs again with a lower memory limit
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from hardware_profiles.units import bytes_text
 from planner.engines.space import EngineSpace
@@ -78,12 +79,16 @@ def best_plans(
     cancelled: Callable[[], bool] = lambda: False,
     cutoff: float = math.inf,
     shared: Shared | None = None,
+    bounds: Mapping[Configuration, float] = MappingProxyType({}),
 ) -> SearchResult:
-    """`search`, within the space of an engine if the request names one, and with layers in fp8 where that is faster."""
+    """`search`, within the space of an engine if the request names one, and with layers in fp8 where that is faster.
+    `bounds`: as for `search`, of this request itself."""
 
     def solve(one: SearchRequest, cutoff: float, known: Ranked | None) -> SearchResult:
         if one.space is None:
-            return search(one, on_progress, cancelled, cutoff, shared if one is request else None, known)
+            if one is not request:
+                return search(one, on_progress, cancelled, cutoff, known=known)
+            return search(one, on_progress, cancelled, cutoff, shared, known, bounds=bounds)
         assert known is None, "plans of engines are searched one space after the other"
         return search_within(one.space, one, on_progress, cancelled, cutoff)
 

@@ -85,6 +85,11 @@ class Built:
         """Only the parts that do not depend on what may overlap."""
         return Built(scaled=self.scaled, paths=self.paths)
 
+    @property
+    def with_other_offload(self) -> "Built":
+        """Only the parts that do not depend on what is offloaded: operators, and what is sent between them."""
+        return Built(scaled=self.scaled, paths=self.paths, alike=self.alike)
+
     def keep(self, key: object, tables: Tables) -> None:
         """Keep these tables, and as many others as fit, those asked for last."""
         self.tables[key] = tables

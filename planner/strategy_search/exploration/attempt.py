@@ -161,6 +161,7 @@ class Attempt:
             limits=self.limits,
             close=tuple(found.configuration for found in self.found.contenders.found),
             bounds=self.bounds.of_each(),
+            bounds_with_any_memory=self.families.with_any_memory,
             assumed=assumed(self.request, self.families.space),
             statistics=Statistics(
                 configurations=self.families.total,

@@ -22,6 +22,8 @@ class Families:
         total: how many of them the search considers.
         all: the families of the search; without those whose parameters do not fit, if there are many.
         regions: bounds for many families at once, if there are many.
+        with_any_memory: for members of opened families, bounds that hold however much memory there is; empty if the
+            search began with bounds, or has `regions`.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Families:
         self.total = 0
         self.all: list[tuple[Configuration, ...]] = []
         self.regions: Regions | None = None
+        self.with_any_memory: dict[Configuration, float] = {}
         self._among, self._proved_before = among, bounds
         self._plain: dict[object, dict[int, Configuration]] = {}  # one stage on each rank: by family, micro-batches
         self._usual: dict[int, tuple[Configuration, ...]] = {}  # usual members, by id
@@ -107,4 +110,7 @@ class Families:
         ones."""
         family = family_of(self.engine, members) if self.request.prune else None
         floors = [max(self.bound_in_family(c, floor), self.bound_before(c)) for c in members]
-        return family, floors if family is None else family.step_seconds(members, floors, cutoff)
+        bounds = floors if family is None else family.step_seconds(members, floors, cutoff)
+        if self.regions is None and not self._proved_before:
+            self.with_any_memory.update(zip(members, bounds, strict=True))
+        return family, bounds

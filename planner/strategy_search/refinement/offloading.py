@@ -13,7 +13,7 @@ those with rings around the plan without offload, which do not run where their r
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hardware_profiles import HardwareProfileError, Seconds, device_type_of
@@ -26,6 +26,7 @@ from planner.strategy_search.refinement.around import exact, together
 from planner.strategy_search.refinement.narrower import least_of_narrower
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, offload_of
 from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
 
 WORTH = 0.05
@@ -122,6 +123,18 @@ def decided_as(request: SearchRequest, plan: Plan) -> SearchRequest:
         return request
     offload = ANYTHING if offload_of(plan).stores else NOTHING
     return replace(request, pinned=replace(request.pinned, offload=offload))
+
+
+def bounds_with_offload(
+    request: SearchRequest, known: Sequence[tuple[SearchRequest, SearchResult]]
+) -> Mapping[Configuration, float]:
+    """Lower bounds on the step time of configurations of a request that may offload anything, from the `known` result
+    of the same request without offload; empty if that is not known. Where memory is free, offload saves nothing: to be
+    fetched and stored takes time, and nothing else gets faster."""
+    if request.pinned.offload != ANYTHING or request.fp8:
+        return {}
+    alone = replace(request, pinned=replace(request.pinned, offload=None))
+    return next((found.bounds_with_any_memory for asked, found in known if asked == alone), {})
 
 
 def _offloading(request: SearchRequest) -> SearchRequest | None:

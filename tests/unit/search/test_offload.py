@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,18 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import AUTO_GATHERS, PLAIN, Update
+from planner.strategy_search import objectives
 from planner.strategy_search.decomposition.crossings import crossing_seconds
+from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.objectives import plan_for
+from planner.strategy_search.refinement import offloading
 from planner.strategy_search.refinement.offloading import WORTH, with_faster_offload
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, offload_of, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import find_fitting, search
+from planner.strategy_search.within import best_plans
 from tests.distributed.offloading import of_blocks, offloaded, staying
 from tests.refusals import refused
 from tests.unit.search.cases import (
@@ -433,6 +438,41 @@ def _searches_around_the_plan_without_offload_run_where_they_matter(
     kept, calls = chosen(slow * 0.99, hosted)
     assert (kept.on_devices_alone, calls) == (None, 1)  # refined, it takes no longer than with offload
     assert chosen(0.0, alone, alone) == (alone, 1)  # offload is no faster
+
+
+@pytest.mark.parametrize("model", ["llama-4", "few-experts", "perceptron"])
+def test_where_memory_is_free_offload_saves_nothing(model: str) -> None:
+    request = request_of(model, cluster_of("h100-80gb", 4), 8, precision="bf16")
+    (alone, _), (hosted, _) = engine_of(request), engine_of(replace(request, pinned=Pinned(offload=ANYTHING)))
+    for members in families_of(all_configurations(alone)):
+        families = [family_of(engine, members) for engine in (alone, hosted)]
+        bounds = [family.step_seconds(members) for family in families if family is not None]
+        for least, found in zip(*bounds, strict=True):
+            assert least == pytest.approx(found, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_search_with_offload_begins_with_what_is_known_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With bounds and tables. If it finds nothing as fast, that does not say that nothing fits: no rings are tried."""
+    decided = Pinned(recompute="none", interleave=1, tensor_overlap=1)
+    request = request_of("llama-4", cluster_of("h100-80gb", 16), 8, precision="bf16", pinned=decided)
+    asked, opened = list[SearchRequest](), list[int]()
+
+    def noted(one: SearchRequest, on_progress: Any, cancelled: Any, cutoff: float, shared: Shared, bounds: Any) -> Any:
+        asked.append(one)
+        try:
+            return best_plans(one, on_progress, cancelled, cutoff, shared, bounds)
+        finally:
+            assert shared.made is not None
+            opened.append(len(shared.made[0].built.builders))
+
+    monkeypatch.setattr(objectives, "best_plans", noted)
+    for module in (objectives, offloading):
+        monkeypatch.setattr(module, "offload_may_win", lambda one, result: one.offload == NOTHING)
+    result = planned(request)
+    assert not offload_of(result.plan).stores
+    assert [(one.offload, one.pinned.context_by) for one in asked] == [(NOTHING, None), (ANYTHING, None)]
+    assert opened[1] < opened[0] / 2
 
 
 def _with_longer_stages(result: SearchResult, times: float) -> SearchResult:

@@ -1,6 +1,7 @@
 """Stages of ZeRO share the tables of operators and edges, and edges their numbers: those that they would have alone."""
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,13 @@ import pytest
 
 from planner.engines.spaces import SPACES
 from planner.sharding.mesh import build_mesh
-from planner.strategy_search.engine.families import engine_of
-from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
+from planner.strategy_search.request.offload import ANYTHING
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.tables.table_builder import TableBuilder
 from planner.strategy_search.within import within
 from tests.property.test_engine_spaces import configurations, request_for
-from tests.unit.search.cases import cluster_of, template_of
+from tests.unit.search.cases import cluster_of, request_of, template_of
 
 _CLUSTER = cluster_of("h100-80gb", 8)
 _BUILT: dict[str, Any] = {
@@ -55,6 +57,27 @@ def test_tables_that_are_shared_are_those_that_are_built_alone() -> None:
             assert any(
                 mine.stored != whole.stored for mine, whole in zip(shared.parameters, before.parameters, strict=True)
             )
+
+
+@pytest.mark.parametrize("model", ["llama-4", "few-experts"])
+def test_tables_with_offload_are_those_of_the_search_without_and_their_own_parameters(model: str) -> None:
+    request, shared = request_of(model, _CLUSTER, 8, precision="bf16"), Shared()
+    engine, _ = engine_of(request, shared)
+    offloading = replace(request, pinned=Pinned(offload=ANYTHING))
+    (other, _), (alone, _) = engine_of(offloading, Shared(alone=shared)), engine_of(offloading)
+    for configuration in all_configurations(engine)[::40]:
+        (before,), (tables,), (own,) = (one.store.tables(configuration) for one in (engine, other, alone))
+        assert tables.operators is before.operators
+        assert tables.edges is before.edges
+        assert tables.shares == own.shares
+        for one, same in zip(tables.operators, own.operators, strict=True):
+            assert one.candidates.strategies == same.candidates.strategies
+            assert np.array_equal(one.prices.forward, same.prices.forward)
+        for edge, its in zip(tables.edges, own.edges, strict=True):
+            assert np.array_equal(edge.forward, its.forward)
+            assert np.array_equal(edge.backward, its.backward)
+        assert any("host" in {one.state_home for one in parameter.stored} for parameter in tables.parameters)
+        assert [parameter.stored for parameter in tables.parameters] == [each.stored for each in own.parameters]
 
 
 class _Forgetful(dict[Any, Any]):
