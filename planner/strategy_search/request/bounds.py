@@ -11,7 +11,6 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.kernels.call import multiplied_in
 from planner.pricing.operator_price import profile_dtype
 from planner.pricing.parameter_price import precision_of, weight_bytes
-from planner.sharding.matrices import optimizer_of
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import PLAIN, Update
@@ -86,7 +85,7 @@ def bounds(
     offloaded = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
 
     def held(name: str) -> float:
-        tensor, updated = graph.types[name], optimizer_of(graph, optimizer, name)
+        tensor, updated = graph.types[name], template.optimizer_of(optimizer, name)
         per = parameter_bytes(precision_of(tensor, precision), updated, cluster.software, update.variant)
         beside = per.gradient + (per.state if offload.optimizer == NOTHING.optimizer else 0.0)
         weight = 0.0 if name in offloaded else weight_bytes(tensor, per.weight)

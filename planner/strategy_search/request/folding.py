@@ -30,6 +30,7 @@ def fold(
     folded = folding.folded()
     template = Template(
         graph=folded,
+        whole=graph,
         blocks=blocks,
         held=folding.held,
         edges=folding.edges(folded),
@@ -257,6 +258,7 @@ def _unfolded(graph: OperatorGraph, software: Software) -> Template:
                 )
     return Template(
         graph=graph,
+        whole=graph,
         blocks=NO_BLOCKS,
         held=(),
         edges=tuple(edges),

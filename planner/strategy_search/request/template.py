@@ -29,6 +29,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.pricing.bucket_size import total_gradients
 from planner.pricing.liveness import Liveness, Replay, replay
+from planner.sharding.matrices import optimizer_of
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from planner.sharding.update import Update
@@ -67,6 +68,7 @@ class Template:
     """The operators before the blocks, of one block of each kind, and after the blocks, in a separate graph.
 
     Attributes:
+        whole: the graph that is folded, for the batch of the example.
         blocks: all blocks of the model, by their operators in the whole graph.
         held: the operators of the template's block of each kind.
         edges: between the operators.
@@ -86,6 +88,7 @@ class Template:
     """
 
     graph: OperatorGraph
+    whole: OperatorGraph
     blocks: Blocks
     held: tuple[range, ...]
     edges: tuple[ValueEdge, ...]
@@ -207,6 +210,11 @@ class Template:
         """How many parameters of the model a parameter of the template stands for."""
         kind = next((kind for kind, own in enumerate(self.own_parameters) if name in own), None)
         return 1 if kind is None else self.blocks.kinds.count(kind)
+
+    def optimizer_of(self, optimizer: str, name: str) -> str:
+        """The optimizer that updates a parameter where a plan asks for `optimizer`. The whole graph tells: the template
+        does not have what is behind a block."""
+        return optimizer_of(self.whole, optimizer, name)
 
     def gradient_bytes(self, update: Update) -> Bytes:
         """Bytes of the accumulated gradients of all parameters of the model."""

@@ -14,7 +14,6 @@ from planner.plan.layout.block_gathers import longest_gather
 from planner.pricing import ParameterPrices, Paths, Pricers, price_parameter
 from planner.pricing.narrow_weights import cast_seconds, in_8_bits
 from planner.pricing.parameter_price import reduced
-from planner.sharding.matrices import optimizer_of
 from planner.sharding.mesh import Mesh
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored, own_copies, with_homes
@@ -101,7 +100,7 @@ class ParameterTables:
         decided = (at for at in graph.consumers.get(name, ()) if at not in template.either)
         readers = (graph.operators[at] for at in decided)
         scales = delayed_scales(readers, graph.types).get(name) if self.fp8.delayed else None
-        optimizer = optimizer_of(graph, self.optimizer, name)
+        optimizer = template.optimizer_of(self.optimizer, name)
         key = (tensor, trainable, None if among is None else self._one_of(among), local, weights, scales, optimizer)
         if key not in self._stored:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among

@@ -311,7 +311,9 @@ UPDATES = (
 @pytest.mark.cases(1, 4)
 @pytest.mark.parametrize("optimizer", ["lamb", "muon"])
 @pytest.mark.parametrize("update", UPDATES, ids=str)
-@pytest.mark.parametrize(("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2)])
+@pytest.mark.parametrize(
+    ("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("residual-first", (2, 2), 1)]
+)
 def test_updates_are_priced_alike(
     update: Update, model: str, mesh: tuple[int, ...], pipeline: int, optimizer: str
 ) -> None:

@@ -7,7 +7,9 @@ from torch import nn
 import planner
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.plan.binding.bind import prepare
 from planner.sharding.matrices import matrices_of, optimizer_of
+from planner.strategy_search.request.folding import fold
 
 OTHERS = {
     "llama-tiny": ["lm_head.weight", "model.embed_tokens.weight"],
@@ -52,6 +54,35 @@ def test_an_output_layer_is_for_adamw_under_any_loss(loss: str) -> None:
 
     graph = trace(Classifier(), (torch.randn(16, 8), torch.randint(4, (16,))))
     assert matrices_of(graph) == {"first.weight", "second.weight"}
+
+
+class Encoder(nn.Module):
+    """Blocks that all read what entered the first, with no output layer behind them, but an extra layer if asked."""
+
+    def __init__(self, *, extra: bool) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(3))
+        self.leave = nn.Linear(8, 8) if extra else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.enter(x)
+        for block in self.blocks:
+            x = x + block(x * first)
+        return self.leave(x).square().mean()
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_the_last_of_equal_blocks_is_no_output_layer(extra: bool) -> None:
+    """Also in the graph of plans, whose shared values have identities, and in the template of the search."""
+    graph = trace(Encoder(extra=extra), (torch.randn(4, 8),))
+    hidden = {"enter.weight", *(f"blocks.{block}.{layer}.weight" for block in range(3) for layer in (0, 2))}
+    prepared, blocks = prepare(graph)
+    template = fold(prepared, blocks)
+    assert matrices_of(graph) == matrices_of(prepared) == hidden
+    assert blocks.count == 3
+    own = [one.name for one in template.graph.parameters]
+    assert {name for name in own if template.optimizer_of("muon", name) == "muon"} == hidden.intersection(own)
 
 
 class Own(nn.Module):
