@@ -6,7 +6,7 @@ share of the tensor) are priced once. Tensors that differ in size alone share th
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from hardware_profiles import PYTORCH, Bytes, Cluster, Hidden
 from planner.graph.operator_graph import DTYPE_BYTES, TensorType
 from planner.limits import check
 from planner.pricing.message import Message, message_seconds
-from planner.sharding.layout import Layout, PaddedShape, whole_shape
+from planner.sharding.layout import Layout, PaddedShape
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Hops, Move, Routes, cut_limits, redistribution
 from planner.sharding.update import PLAIN, Update
@@ -243,7 +243,7 @@ class RedistributionPricer:
             check()
             if key not in self._asked:
                 self._asked[key] = self._follow(self._paths_of(limits), starts.positions, ends.positions)
-            known = self._priced(self._asked[key], float(tensor.nbytes), self._padding(padded, sources, targets))
+            known = self._priced(self._padded(self._asked[key], tensor.shape), float(tensor.nbytes))
             self._matrices[*key, tensor.nbytes, padded] = known
         return known
 
@@ -262,11 +262,10 @@ class RedistributionPricer:
     def pairs(self, tensor: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> RedistributionMatrix:
         """Prices from each source to the target in the same place: all arrays are (K,)."""
         found = self._paths_of(cut_limits(tensor.shape, self.mesh.sizes))
-        starts, first, row = np.unique(found.positions(sources), return_index=True, return_inverse=True)
-        ends, last, column = np.unique(found.positions(targets), return_index=True, return_inverse=True)
-        padded = tensor.shape if self._pads(tensor.shape) else ()
-        padding = self._padding(padded, [sources[at] for at in first], [targets[at] for at in last])
-        every = self._priced(self._follow(found, starts, ends), float(tensor.nbytes), padding)
+        starts, row = np.unique(found.positions(sources), return_inverse=True)
+        ends, column = np.unique(found.positions(targets), return_inverse=True)
+        asked = self._follow(found, starts, ends)
+        every = self._priced(self._padded(asked, tensor.shape), float(tensor.nbytes))
         return RedistributionMatrix(
             seconds=every.seconds[row, column],
             first=every.first[row, column],
@@ -332,39 +331,28 @@ class RedistributionPricer:
         """Whether shards of a tensor may be padded on this mesh."""
         return isinstance(shape, PaddedShape) and any(extent % self.mesh.size for extent in shape)
 
-    def _padding(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Array | None:
-        """The factor by which padding enlarges a single collective from each source to each target, (n_s, n_t); None
-        for a shape without dims."""
-        if not shape:
-            return None
-        sizes = self.mesh.sizes
-        here, there = (
-            np.array([whole_shape(shape, one, sizes) for one in layouts], dtype=np.float64)
-            for layouts in (sources, targets)
-        )
-        larger: Array = np.maximum(here[:, None], there[None, :]).prod(axis=2) / math.prod(shape)
-        return larger
+    def _padded(self, asked: _Asked, shape: Sequence[int]) -> _Asked:
+        """The paths of a tensor, with the padding of its shards."""
+        if not isinstance(shape, PaddedShape) or not self._pads(shape):
+            return asked
+        paths, sizes = self._paths_of(cut_limits(shape, self.mesh.sizes)), self.mesh.sizes
+        return replace(asked, hops=paths.padded(asked.hops, shape, sizes))
 
-    def _priced(self, asked: _Asked, nbytes: float, padding: Array | None = None) -> RedistributionMatrix:
-        """The prices of paths. Padding counts for paths with one collective; of several collectives only some send
-        it."""
+    def _priced(self, asked: _Asked, nbytes: float) -> RedistributionMatrix:
+        """The prices of paths."""
         moves, taken = asked.hops.moves, asked.hops.taken
         seconds, first, copies = (np.zeros(asked.sends.shape) for _ in range(3))
-        sends = np.array([*[kind in COLLECTIVES and self.mesh.sizes[axis] > 1 for kind, axis, _ in moves], False])
-        larger, which = np.ones(1), np.zeros(asked.sends.shape, dtype=np.intp)
-        if padding is not None:
-            larger, which = np.unique(np.where(sends[taken].sum(axis=0) == 1, padding, 1.0), return_inverse=True)
-        sizes = [[(kind, axis, fraction * nbytes * more) for kind, axis, fraction in moves] for more in larger.tolist()]
-        price = np.array([[*[self._price(*one, nbytes) for one in row], 0.0] for row in sizes])
+        sizes = [(kind, axis, fraction * nbytes) for kind, axis, fraction in moves]
+        price = np.array([*[self._price(*one, nbytes) for one in sizes], 0.0])
         sent = price * np.array([*[kind in COLLECTIVES for kind, _, _ in moves], False])
         copying = np.zeros_like(price)
         if self.copied or self.packed:
-            copying = np.array([[*[self._copies(*one) for one in row], 0.0] for row in sizes])
+            copying = np.array([*[self._copies(*one) for one in sizes], 0.0])
             sent -= copying
         for step in taken:
-            copies += copying[which, step]
-            seconds += price[which, step]
-            first = np.where(first == 0.0, sent[which, step], first)
+            copies += copying[step]
+            seconds += price[step]
+            first = np.where(first == 0.0, sent[step], first)
         return RedistributionMatrix(seconds=seconds, first=first, copies=copies, sends=asked.sends)
 
     def message_seconds(self, kind: str, axis: int, nbytes: float, whole: float | None = None) -> float:

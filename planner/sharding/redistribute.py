@@ -190,13 +190,15 @@ Move = tuple[str, int, float]  # kind, axis and fraction of a step
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hops:
-    """Paths from n_s layouts to n_t layouts, all of the same length: (steps, n_s, n_t) positions in `moves`.
+    """Paths from n_s layouts to n_t layouts, all of the same length: (steps, n_s, n_t) positions in `moves`, and
+    (steps + 1, n_s, n_t) the positions in the grid of the layouts on the way.
 
     A shorter path begins with moves that do nothing; their number is the position after the last move.
     """
 
     moves: tuple[Move, ...]
     taken: Indices
+    layouts: NDArray[np.int32]
 
 
 @lru_cache(maxsize=128)
@@ -259,27 +261,56 @@ class Routes:
         found: list[Step] = []
         while at != start:
             before = self._come.item(row, at)
-            kind, axis, fraction = self._moves[self._made.item(row, at)]
-            was, now = (self._digits.item(axis, layout) - _CUT for layout in (before, at))
-            dim, to_dim = was if was >= 0 else max(now, -1), now if kind == "all_to_all" else -1
-            found.append(Step(kind, axis, dim, to_dim, fraction))
+            found.append(self._step(before, at, self._moves[self._made.item(row, at)]))
             at = before
         return tuple(reversed(found))
+
+    def _step(self, before: int, after: int, move: Move) -> Step:
+        """The step of a move between two layouts, given by their positions."""
+        kind, axis, fraction = move
+        was, now = (self._digits.item(axis, layout) - _CUT for layout in (before, after))
+        dim, to_dim = was if was >= 0 else max(now, -1), now if kind == "all_to_all" else -1
+        return Step(kind, axis, dim, to_dim, fraction)
+
+    def padded(self, hops: Hops, shape: PaddedShape, sizes: tuple[int, ...]) -> Hops:
+        """The same paths for a parameter of this shape, with the padding that each step sends: a move for every pair of
+        layouts."""
+        count = len(self._rank)
+        every = hops.layouts[:-1] * np.int64(count) + hops.layouts[1:]
+        pairs, first, taken = np.unique(every, return_index=True, return_inverse=True)
+        known = hops.taken.ravel()[first].tolist()
+        moves, place = list[Move](), np.empty(len(pairs), dtype=np.intp)
+        for number, (pair, move) in enumerate(zip(pairs.tolist(), known, strict=True)):
+            before, after = divmod(pair, count)
+            place[number] = len(moves) if before != after else -1
+            if before != after:
+                step = self._step(before, after, hops.moves[move])
+                (step,) = _with_padding([step], shape, sizes, self._layout(before))
+                moves.append((step.kind, step.axis, step.fraction))
+        place[place < 0] = len(moves)
+        return Hops(moves=tuple(moves), taken=place[taken].reshape(hops.taken.shape), layouts=hops.layouts)
+
+    def _layout(self, position: int) -> Layout:
+        """The layout at a position in the grid."""
+        digits = self._digits[:, position].tolist()
+        return tuple([shard(digit - _CUT) if digit >= _CUT else (REPLICATE, PARTIAL)[digit] for digit in digits])
 
     def hops(self, sources: Indices, targets: Indices) -> Hops:
         """The steps from each source to each target, given by their positions."""
         starts, row = sources[:, None], self._rows(sources)[:, None]
         at = np.repeat(targets[None, :], len(sources), axis=0)
-        taken: list[Indices] = []
+        taken, passed = list[Indices](), [at]
         while (at != starts).any():
             taken.append(self._made[row, at])
             at = self._come[row, at]
+            passed.append(at)
         steps = np.array(taken[::-1], dtype=np.intp).reshape(-1, *at.shape)
         used = np.zeros(len(self._moves) + 1, dtype=np.bool_)
         used[steps] = True
         used[-1] = True  # the move that does nothing
         number = np.cumsum(used) - 1
-        return Hops(moves=tuple(self._moves[m] for m in np.flatnonzero(used[:-1]).tolist()), taken=number[steps])
+        moves = tuple(self._moves[m] for m in np.flatnonzero(used[:-1]).tolist())
+        return Hops(moves=moves, taken=number[steps], layouts=np.array(passed[::-1], dtype=np.int32))
 
     def _rows(self, starts: Indices) -> Indices:
         """Rows of the tables with the paths from each start, which are found if they are not there yet."""

@@ -24,7 +24,7 @@ from planner.graph.rewriting.rotations import ROTARY
 from planner.plan.binding.bind import prepare
 from planner.pricing import OperatorPrices, Pricers, RedistributionPricer, price_operator, price_parameter
 from planner.pricing.liveness import liveness, replays
-from planner.sharding.layout import PARTIAL, REPLICATE, divides, parse_layout, shard
+from planner.sharding.layout import PARTIAL, REPLICATE, PaddedShape, divides, parse_layout, shard
 from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.redistribute import COLLECTIVES, redistribution
@@ -247,7 +247,7 @@ def test_a_pass_in_float64_moves_twice_the_bytes_of_one_in_fp32() -> None:
     assert wide.forward == pytest.approx(2 * narrow.forward, rel=0.05)
 
 
-@pytest.mark.parametrize("shape", [(16, 16), (16, 6, 8), (3,)])
+@pytest.mark.parametrize("shape", [(16, 16), (16, 6, 8), (3,), PaddedShape((31, 47)), PaddedShape((33, 16))])
 def test_a_redistribution_costs_the_sum_of_its_steps(shape: tuple[int, ...]) -> None:
     """The matrix against the steps that the runtime takes, for every pair of layouts."""
     tensor = TensorType(shape=shape, dtype="bfloat16")

@@ -15,14 +15,13 @@ import pytest
 
 from costmodels import step_time
 from hardware_profiles import PYTORCH, load_profile, load_software, software_names
-from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import covered_reductions
 from planner.plan.prediction.walk.stage_cost import StageCost
 from planner.plan.prediction.walk.walk import walks_of
 from planner.plan.schedule import Moment, in_flight_of, moments_of
 from planner.pricing.bucket_size import flat_bytes
-from planner.sharding.layout import PADDING, whole_shape
 from planner.sharding.update import Update
 from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.priced import State
@@ -70,11 +69,9 @@ def same(first: float, second: float) -> bool:
     return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-18)
 
 
-def told(summed: float, judged: float, pads: bool, less: bool = False) -> bool:
-    """Whether sums are what is judged: of ways of several collectives they leave out the padding of shards, and `less`
-    says that they leave out more, which not all stages hand on."""
-    most = math.inf if less else summed * (1 + PADDING)
-    return same(summed, judged) or ((pads or less) and summed <= judged <= most)
+def told(summed: float, judged: float, less: bool = False) -> bool:
+    """Whether sums are what is judged; `less` says that they leave out what not all stages hand on."""
+    return same(summed, judged) or (less and summed <= judged)
 
 
 @pytest.mark.cases(2, 3)
@@ -106,7 +103,7 @@ def test_so_it_does_forward_only(model: str) -> None:
 
 def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bool = True) -> None:
     bound = bind(plan_of(case, ranks), traced(case.model), BATCH)
-    prediction, pads = predict(bound, case.cluster), len(bound.plan.mesh.axes) > 1 and padded(bound)
+    prediction = predict(bound, case.cluster)
     template = template_of(case.model)
     less = case.setting.ranks > 1 and template.passing != template.crossing
     assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
@@ -118,10 +115,10 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         columns = columns_of(case, ranks, rank)
         parts.append(total(columns, "part") + float(crossing_seconds(case.chain, case.setting, rank)[state]))
         steps.append(total(columns, "step"))
-        assert told(parts[-1], math.fsum(cost.micro_batch.values()), pads, less), where
-        assert told(steps[-1], math.fsum(cost.once.values()), pads), where
+        assert told(parts[-1], math.fsum(cost.micro_batch.values()), less), where
+        assert told(steps[-1], math.fsum(cost.once.values())), where
         passed = [one.work + one.waits for chunk in cost.chunks for one in (chunk.forward, chunk.backward)]
-        assert told(parts[-1], math.fsum((*passed, cost.ahead)), pads, less), where
+        assert told(parts[-1], math.fsum((*passed, cost.ahead)), less), where
         ahead += cost.ahead
         waiting = moments_of(bound.plan, rank)[0].waiting
         counts = case.setting.in_flight[rank] if case.setting.chunks > 1 else in_flight_of(bound.plan, rank)
@@ -129,7 +126,7 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         check_bytes(case, state, ranks, rank, counted, where, exact=exact)
         assert math.fsum(counted.memory.values()) <= math.fsum(cost.memory.values()) * (1 + TOLERANCE), where
     seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
-    assert told(float(seconds), prediction.objective_seconds, pads, less), case.configuration
+    assert told(float(seconds), prediction.objective_seconds, less), case.configuration
     contender = Contender(
         configuration=case.configuration,
         outcome=Outcome(
@@ -143,15 +140,6 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         assert prediction.step_seconds <= prediction.objective_seconds * (1 + TOLERANCE), case.configuration
     if case.setting.ranks == 1:
         assert same(in_turn, contender.least_step())
-
-
-def padded(bound: BoundPlan) -> bool:
-    """Whether shards of any parameter are."""
-    sizes, types = bound.plan.mesh.sizes, bound.graph.types
-    return any(
-        whole_shape(types[name].shape, stored.state, sizes) != tuple(types[name].shape)
-        for name, stored in bound.parameters.items()
-    )
 
 
 def check_bytes(
@@ -194,6 +182,17 @@ def test_the_way_around_is_longer_than_the_way_on() -> None:
     crossing = case.chain.crossing
     assert (crossing.forward_around > crossing.forward).all()
     draw = random.Random(0)
+    for _ in range(3):
+        state = random_state(case, draw)
+        check(case, state, random_ranks(case, draw, state))
+
+
+@pytest.mark.parametrize("mesh", [(3, 2), (2, 3)])
+def test_padded_shards_are_priced_exactly(mesh: tuple[int, ...]) -> None:
+    """Three devices do not divide a width of 32; weights go several ways to their readers, not all of which send
+    padding."""
+    case = make_case("llama-4", "h100-80gb", Configuration(pipeline=1, mesh=mesh, micro_batches=2), 12)
+    draw = random.Random(1)
     for _ in range(3):
         state = random_state(case, draw)
         check(case, state, random_ranks(case, draw, state))
