@@ -21,7 +21,7 @@ Graphs = Literal["none", "router", "attention", "step"]
 """The part of a block with experts that is in CUDA graphs, which the host launches at once: the router and the sorting
 of rows for their exchange; everything but the experts; or everything."""
 
-ComposedLoss = Literal["", "megatron", "pytorch", "pytorch-16", "inductor"]
+ComposedLoss = Literal["", "megatron", "pytorch", "pytorch-16", "inductor", "llm.c"]
 """A cross entropy in one kernel (empty), or in the kernels of Megatron-LM or of PyTorch, with logits in fp32 or in 16
 bits, or of a compiler."""
 
@@ -90,7 +90,7 @@ class Software:
             compiler fuses chains.
         composed_loss: whose kernels compute the loss one after the other, in fp32, instead of one kernel for all of it.
             Those that a compiler makes ("inductor") read logits as they are, without a cast before, as do PyTorch's of
-            a model whose logits stay in 16 bits ("pytorch-16").
+            a model whose logits stay in 16 bits ("pytorch-16"); that of llm.c writes the gradient over them at once.
         composed_norms: whether RMS norms are chains of PyTorch operators, in fp32, instead of one kernel each
             (`LlamaRMSNorm` of transformers).
         composed_gelu: whether GELU is a chain of PyTorch operators, not one kernel (`gelu_new` of transformers).

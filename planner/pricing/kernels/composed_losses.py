@@ -1,4 +1,4 @@
-"""Losses that software computes kernel by kernel, or by kernels that a compiler makes, in fp32.
+"""Losses that software computes kernel by kernel, by kernels that a compiler makes, or by one of its own, in fp32.
 
 Bytes per logit, with each operator reading and writing memory. The cast to fp32 before the loss, and the cast of its
 gradient, are operators of the graph and are counted there, except where a compiler reads and writes the 16 bits:
@@ -13,6 +13,9 @@ gradient, are operators of the graph and are counted there, except where a compi
                backward   logits 2, their gradient 2                                                                   4
                (torch/_inductor/decomposition.py: _log_softmax as amax, exp and sum; the scheduler fuses what reads the
                same row; twice as much of logits that are in fp32)
+    llm.c      forward    logits 2, their gradient over them 2; a row stays in cache between both                      4
+               backward   nothing is left                                                                              0
+               (llmc/fused_classifier.cuh: fused_classifier_kernel5, which LLM.Q has, too)
 
 Four layers and the head of a GPT of width 3072 on A100, 64,000 words, 2,048 tokens, take 17.7 ms forward; four layers
 alone take 10.6 (sail-sg/VocabularyParallelism, artifact/exp_one_host.csv at 6191c3b). That leaves 7.1 for the head: its
@@ -26,11 +29,12 @@ from planner.pricing.kernels.call import Array, KernelCall, passed
 
 INDUCTOR = "inductor"
 NARROW = "pytorch-16"
+CLASSIFIER = "llm.c"
 
-FORWARD = {"megatron": 32.0, "pytorch": 16.0, NARROW: 8.0, INDUCTOR: 8.0}
+FORWARD = {"megatron": 32.0, "pytorch": 16.0, NARROW: 8.0, INDUCTOR: 8.0, CLASSIFIER: 4.0}
 """Bytes per logit in the forward pass, of logits in fp32."""
 
-BACKWARD = {"pytorch": 20.0, NARROW: 10.0, INDUCTOR: 8.0}
+BACKWARD = {"pytorch": 20.0, NARROW: 10.0, INDUCTOR: 8.0, CLASSIFIER: 0.0}
 """Bytes per logit in the backward pass, where that is not a single kernel."""
 
 _LONG = 4  # bytes of an element of fp32
@@ -46,7 +50,7 @@ def is_composed_loss(call: KernelCall) -> bool:
 
 def reads_cast(call: KernelCall) -> bool:
     """Whether an operator is a cast that kernels of the loss read through, or a loss whose kernels do."""
-    return call.software.composed_loss in (INDUCTOR, NARROW) and call.rule.joins_loss
+    return call.software.composed_loss in (INDUCTOR, NARROW, CLASSIFIER) and call.rule.joins_loss
 
 
 def composed_loss_seconds(call: KernelCall) -> Array:

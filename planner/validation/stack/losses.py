@@ -1,6 +1,7 @@
 """The loss of a stack, and what of the logits is in memory while it is computed.
 
 one kernel of Triton or CUDA, Liger                    its gradient replaces the logits
+the kernel of llm.c                                    the same, and logits and gradient are in 16 bits
 fused linear cross entropy (Liger), a loss in chunks   a piece of the logits at a time
 eager cross entropy in a compiled stack                all logits in fp32
 loss in 16 bits                                        no copy of the logits in fp32
@@ -63,8 +64,15 @@ _MEGATRON_LOSS = r"\bnanotron\b"
 """Words for frameworks that have Megatron's loss even if everything else is eager (nanotron's `_ShardedCrossEntropy`,
 tensor_parallel/functional.py)."""
 
-_OTHER_LOSS = r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)|\beager\b"
+_OTHER_LOSS = rf"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)|\beager\b|{_FUSED_LOSS}"
 """Words for a loss in one kernel, or for PyTorch's loss in another framework."""
+
+_CLASSIFIER = r"\bllm\.[cq]\b"
+"""Words for llm.c and LLM.Q, whose one kernel reads logits in 16 bits and writes their gradient over them
+(fused_classifier of both)."""
+
+_CAST_LOGIT = 4.0
+"""Bytes of a logit in fp32, which they do not make."""
 
 _FSDP = r"\bfsdp2?\b|\bdtensor\b|parallelize_module"
 """Words for PyTorch's own parallelism in a row with tensor parallelism."""
@@ -134,8 +142,12 @@ def with_loss_of_pytorch(row: Row, stack: Software, notes: list[str]) -> Softwar
 
 
 def with_loss_of_megatron(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with Megatron's loss, kernel by kernel, unless flags name another one."""
+    """The stack with Megatron's loss, kernel by kernel, unless flags name another one; that of llm.c for its runs."""
     flags = flags_of(row)
+    if stack.name in _OWN_LOSS and mentions(flags, _CLASSIFIER):
+        notes.append("the loss is one kernel, which writes the gradient over logits in 16 bits (llm.c)")
+        held = _CAST_LOGIT * logits_of(row) if stack.loss == "in place" else 0.0
+        return replace(stack, composed_loss="llm.c", buffers=stack.buffers - held)
     own = mentions(flags, _MEGATRON_LOSS) or not mentions(flags, _OTHER_LOSS)
     return replace(stack, composed_loss="megatron") if stack.name in _OWN_LOSS and own else stack
 

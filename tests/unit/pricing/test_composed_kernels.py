@@ -94,6 +94,14 @@ def test_a_loss_of_16_bits_has_no_cast() -> None:
     assert [float(prices.forward[0]) for op, prices in found.items() if op in CASTS] == [0.0]
 
 
+def test_the_loss_of_llm_c_reads_logits_of_16_bits_and_leaves_their_gradient() -> None:
+    found = prices_of_head("cast", "llm.c")
+    loss = found["aten.cross_entropy_loss.default"]
+    assert (loss.forward[0], loss.backward[0]) == pytest.approx((moved(4 * 8 * 256), moved(0)))
+    casts = [prices for op, prices in found.items() if op in CASTS]
+    assert [(float(one.forward[0]), float(one.backward[0])) for one in casts] == [(0.0, 0.0)]
+
+
 @pytest.mark.parametrize(("way", "within"), [("cast", True), ("short", False), ("read twice", False)])
 def test_a_compiler_reads_logits_within_the_loss(way: str, within: bool) -> None:
     found = prices_of_head(way, "inductor")

@@ -127,3 +127,22 @@ def test_logits_stay_in_16_bits_where_nothing_casts_them(tmp_path: Path, changes
     software = machine(tmp_path, 0, **{**told, **changes})[0].software
     assert software.composed_loss == whose
     assert (software.buffers < 0) == (whose == "pytorch-16"), "less than what `loss` counts"
+
+
+@pytest.mark.parametrize(
+    ("flags", "whose", "narrow"),
+    [
+        ("llm.c: C and CUDA, kernels fused by hand", "llm.c", 4.0),
+        ("LLM.Q: C++ and CUDA as in llm.c", "llm.c", 4.0),
+        ("LLM.Q; 4 chunks of the loss", "llm.c", 0.0),
+        ("weights of another run, not llm.c", "megatron", 0.0),
+        ("fused cross entropy", "", 0.0),
+        ("Transformer Engine layers", "megatron", 0.0),
+    ],
+)
+def test_one_kernel_of_the_loss_is_not_those_of_megatron(tmp_path: Path, flags: str, whose: str, narrow: float) -> None:
+    """llm.c has no logits in fp32: 4 bytes less of each than Megatron's, where all are in memory."""
+    told = {"tp": "1", "pp": "1", "dp": "8", "date": "2025-03", "flash_attention": "True"}
+    software = machine(tmp_path, 1, **told, other_flags=flags)[0].software
+    assert software.composed_loss == whose
+    assert software.buffers == -narrow * 2 * 512 * 50257
