@@ -111,7 +111,7 @@ def _mentioned(row: Row, words: str, zero: int) -> str | None:
     for one in _FRAMEWORKS:
         if zero not in one.zero or not mentions(words, one.words) or (one.unless and mentions(words, one.unless)):
             continue
-        if one.stack == "deepspeed" and _sharded_by_torch(row):
+        if one.stack == "deepspeed" and _parallel_by_torch(row):
             continue
         return _version(row, one.stack, zero)
     return None
@@ -145,10 +145,11 @@ def _nemo(row: Row) -> str:
     return "megatron-2021" if early and row.attention() == "unfused" else "nemo"
 
 
-def _sharded_by_torch(row: Row) -> bool:
-    """Whether flags name FSDP and not DeepSpeed; then a title with both names decides nothing."""
+def _parallel_by_torch(row: Row) -> bool:
+    """Whether flags name FSDP or DistributedDataParallel and not DeepSpeed; then a title with both decides nothing."""
     flags = row.text("other_flags").lower()
-    return mentions(flags, r"\bfsdp2?\b|fully[- ]sharded") and not mentions(flags, r"deepspeed")
+    torch = mentions(flags, r"\bfsdp2?\b|fully[- ]sharded|\bddp\b|distributed[- ]?data[- ]?parallel")
+    return torch and not mentions(flags, r"deepspeed")
 
 
 def pads_vocabulary(row: Row) -> bool:

@@ -44,6 +44,8 @@ from tests.unit.validation.runs import BRIDGE, EXPERTS, machine
         (3, {"source": "From DeepSpeed to FSDP and back", "other_flags": "FSDP full sharding"}, "fsdp"),
         (3, {"source": "From DeepSpeed to FSDP and back", "other_flags": "DeepSpeed ZeRO-3"}, "deepspeed-zero3"),
         (3, {"other_flags": "DeepSpeed ZeRO-3, not FSDP"}, "deepspeed-zero3"),
+        (0, {"source": "DeepSpeed beside DDP", "other_flags": "Hugging Face transformers; DDP, native AMP"}, "fsdp"),
+        (1, {"source": "DeepSpeed beside DDP", "other_flags": "DeepSpeed ZeRO-1 instead of DDP"}, "deepspeed"),
     ],
 )
 def test_stacks(tmp_path: Path, zero: int, changes: dict[str, str], stack: str) -> None:
