@@ -130,7 +130,8 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
     Norms and gated activations of one kernel each (FlashAttention, Apex, xFormers) pass memory as Megatron's do.
     So do layers of Transformer Engine (LayerNormLinear, LayerNormMLP), which Python launches as in Megatron.
     Modules of Hugging Face launch their operators from Python, as Megatron's do. If no kernel computes attention whole,
-    mask, scale and softmax are kernels of their own (modeling_gpt2.py: `_attn`). Eager stacks other than FSDP and ZeRO
+    mask, scale and softmax are kernels of their own (modeling_gpt2.py: `_attn`), under DeepSpeed, too, which replaces
+    no module in training. Eager stacks other than FSDP and ZeRO
     3 compute as InternEvo does: autograd accumulates gradients in the dtype of weights, and logits are whole. Changes
     over time go by the `date` of a row.
     """
@@ -167,10 +168,12 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
         notes.append("norms and gated activations are Transformer Engine's")
         host = max(stack.host, megatron.host)
         stack = replace(stack, passes=megatron.passes, fused=megatron.fused, host=host)
+    if hugging_face and (stack.name in _EAGER or not mentions(flags, MEGATRON_WORDS)):
+        heads = stack.softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
+        stack = replace(stack, softmax_heads=heads, views_heads=True)
     if stack.name in _EAGER and hugging_face:
         notes.append("operators are launched from Python, as in Megatron")
-        heads = stack.softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
-        stack = replace(stack, host=max(stack.host, megatron.host), softmax_heads=heads, views_heads=True)
+        stack = replace(stack, host=max(stack.host, megatron.host))
         if stack.name == "fsdp":
             stack = replace(stack, passes=min(stack.passes, _COUNTED))
     said = f"{flags}; {precision}"

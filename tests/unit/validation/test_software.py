@@ -109,6 +109,15 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
     assert plain.software.softmax_heads > 2**20, "no head count is a multiple of it: softmax is a chain of kernels"
     fused, _ = machine(tmp_path, 0, other_flags="Hugging Face transformers; fused softmax", flash_attention="False")
     assert fused.software.softmax_heads == 1
+    for flags, multiple in (
+        ("Hugging Face transformers; DeepSpeed ZeRO-1", plain.software.softmax_heads),
+        ("Hugging Face transformers; DeepSpeed ZeRO-1; fused softmax", 4),
+        ("Megatron-DeepSpeed; weights for Hugging Face transformers", 4),
+        ("Megatron-DeepSpeed", 4),
+    ):
+        engine = machine(tmp_path, 1, other_flags=flags, flash_attention="False")[0].software
+        assert (engine.name, engine.softmax_heads) == ("deepspeed", multiple)
+        assert engine.views_heads == ("Megatron" not in flags)
     compiled, _ = machine(tmp_path, 0, other_flags="Hugging Face transformers; DDP", compile="True")
     assert compiled.software.name == "fsdp-compiled"
     loop, _ = machine(tmp_path, 0, other_flags="PyTorch DDP; torch.compile", compile="True")
