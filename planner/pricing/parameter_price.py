@@ -159,12 +159,13 @@ def price_parameter(
     if not trainable:
         return held
     owners = _Owners.of(stored, sizes, update, owned=update.owned and not local, share=share)
-    state = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel * owners.share
+    whole = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel  # of a device that has a share
+    state = whole * owners.share
     gradient = _shares(tensor, [s.gradient for s in stored], sizes) * tensor.numel
     accumulated, served = summed(tensor, update), owners.served
     copies = _copies(tensor, stored, apart | served, pricers, update)
     kept = state * (per.state + tensor.element_bytes * copies)
-    updated = _update_seconds(tensor, stored, state, precision, optimizer, pricers, update, owners)
+    updated = _update_seconds(tensor, stored, whole, precision, optimizer, pricers, update, owners)
     updated = updated + _passes_apart(tensor, state, gradient * per.gradient, precision, cluster)
     summing, copied = zeros, zeros
     if not local:
@@ -255,7 +256,8 @@ def _update_seconds(
     update: Update,
     owners: _Owners,
 ) -> Array:
-    """Seconds per step in which the optimizer updates `state` elements, on the device or on servers."""
+    """Seconds per step in which the optimizer updates `state` elements, on the device or on servers; of these the share
+    of the device, if a single one has them."""
     cluster = pricers.parameters.cluster
     foreach, widened = cluster.software.foreach, cluster.software.name == PYTORCH.name  # our kernels take fp32 alone
     updated = np.asarray(
@@ -266,7 +268,7 @@ def _update_seconds(
         there = _on_servers(state, summed(tensor, update), tensor, traffic, cluster)
         updated = np.where(owners.served, there, updated)
     launched = launch_seconds(cluster)
-    updated = updated + np.where((state > 0) & ~owners.served, UPDATED * launched, 0.0)
+    updated = owners.share * (updated + np.where((state > 0) & ~owners.served, UPDATED * launched, 0.0))
     if optimizer == MUON:
         updated = updated + matrix_seconds(tensor, stored, owners.share, pricers, launched)
     return updated

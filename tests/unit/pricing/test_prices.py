@@ -31,6 +31,7 @@ from planner.sharding.redistribute import COLLECTIVES, redistribution
 from planner.sharding.rule import named_strategy
 from planner.sharding.rules import RULES, rule_of
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import Update
 from tests.contract.rule_calls import Example
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, traced
@@ -281,6 +282,23 @@ def test_a_redistribution_costs_the_sum_of_its_steps(shape: tuple[int, ...]) -> 
 
 def stored(weight: str, gradient: str, state: str) -> StoredParameter:
     return StoredParameter(weight=parse_layout(weight), gradient=parse_layout(gradient), state=parse_layout(state))
+
+
+@pytest.mark.parametrize("zero_by", ["parameters", "servers"])
+def test_an_update_by_one_owner_counts_for_the_mean_device(zero_by: str) -> None:
+    """One of eight copies updates the parameter, and launches what that takes; the others do nothing."""
+    cluster = replace(HOSTED, software=replace(HOSTED.software, counts_gradients=True))
+    update, tensor = Update(zero_by=zero_by), TensorType(shape=PaddedShape((64, 32)), dtype="bfloat16")
+    pricers = Pricers.of(build_mesh(cluster, (2, 8)), cluster, update)
+    one, whole = stored("S0,R", "S0,P", "S0,R"), stored("S0,R", "S0,R", "S0,R")
+
+    def updated(share: float | None, way: StoredParameter) -> float:
+        return float(price_parameter(tensor, True, [way], "bf16", "adamw", pricers, update, share=share).update[0])
+
+    assert updated(0.0, one) == 0.0
+    assert updated(None, one) == pytest.approx(updated(1.0, one) / 8)
+    assert updated(None, whole) == updated(0.0, whole) > 0
+    assert zero_by == "servers" or updated(None, whole) == updated(1.0, one)
 
 
 def test_parameters_by_hand() -> None:
