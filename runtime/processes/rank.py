@@ -92,15 +92,23 @@ class _Notes:
     def at(self, what: str) -> None:
         self._hang.progress(what)
         if self._folder is not None:
-            self._write("at", what)
+            try:
+                self._write("at", what)
+            except OSError:  # a full disk: the time of the last note still says that there is progress
+                with contextlib.suppress(OSError):
+                    os.utime(self._path("at"))
         elif self._timeout is not None:
             later = self._timeout + 2 * self._hang.patience + _GRACE  # for when no thread can answer
             faulthandler.dump_traceback_later(later, exit=True)
 
     def fail(self, code: int, message: str) -> None:
         if self._folder is not None:
-            self._write("json", json.dumps({"code": code, "message": message}))
-        elif message:
+            try:
+                self._write("json", json.dumps({"code": code, "message": message}))
+                return
+            except OSError:  # a full disk: the last lines of stderr are told instead
+                pass
+        if message:
             sys.stderr.write(f"error: {message}\n")
             sys.stderr.flush()
 

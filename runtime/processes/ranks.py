@@ -11,13 +11,16 @@ in a file in the folder of notes, which only its owner may enter; only the socke
 happens for too long, all ranks are ended, each with the processes that it started.
 """
 
+import codecs
 import contextlib
+import io
 import os
+import select
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +36,9 @@ from runtime.stopping import stopped_by_signals
 
 _OWN = 140 * MIB
 """Private memory of a process after importing PyTorch, before it does anything; measured with 2.13."""
+
+_PIECE = 2**16  # bytes read from the ranks at a time
+_LOOK = 100  # milliseconds between two checks whether the ranks have ended
 
 
 def run_ranks(
@@ -96,20 +102,41 @@ def _run(
     sys.stdout.flush()
     with held(notes), contextlib.ExitStack() as ends:
         if on_line is None:
-            ranks, lines = _started(command, environments, noise, None), None
+            ranks, read = _started(command, environments, noise, None), None
         else:
             read, write = os.pipe()
-            lines = ends.enter_context(open(read, encoding="utf-8", errors="replace"))
+            ends.callback(os.close, read)
             try:
                 ranks = _started(command, environments, noise, write)
             finally:
                 os.close(write)
         with Watch(ranks=ranks, notes=notes, timeout=timeout, leave=leave) as watch:
-            for line in lines or ():
-                assert on_line is not None
-                on_line(line.rstrip("\n"))
+            if read is not None and on_line is not None:
+                for line in _lines(read, watch):
+                    on_line(line)
             watch.wait()
         return watch
+
+
+def _lines(read: int, watch: Watch) -> Iterator[str]:
+    """The lines that the ranks write into a pipe, until no process holds its other end, or all ranks have ended: a
+    process that a rank started in a session of its own, such as a logger's service, may hold it for longer."""
+    text = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    poll, begun = select.poll(), ""
+    poll.register(read, select.POLLIN)
+    while True:
+        over = watch.over  # asked first: what the ranks wrote before their end is in the pipe
+        if poll.poll(0 if over else _LOOK):
+            data = os.read(read, _PIECE)
+            *whole, begun = (begun + text.decode(data, final=not data)).split("\n")
+            yield from whole
+            if data:
+                continue
+        elif not over:
+            continue
+        if begun:
+            yield begun
+        return
 
 
 def _started(

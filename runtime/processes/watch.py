@@ -65,6 +65,11 @@ class Watch:
         self._thread.join()
 
     @property
+    def over(self) -> bool:
+        """Whether the run is over and none of its processes is left."""
+        return not self._thread.is_alive()
+
+    @property
     def done(self) -> int:
         """The number of ranks that have ended well, with their work done."""
         return sum(not code and self._has(rank, "done") for rank, code in self.ended.items())

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,28 @@ class Rows(Dataset[Any]):
         self.read.append(number)
         place = torch.arange(plans.SEQUENCE)
         return (place + number) % plans.VOCABULARY, (place + number + random.randrange(2)) % plans.VOCABULARY
+
+
+class Numbers(Dataset[Any]):
+    """As many samples as a corpus of tokens has."""
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.tensor(number)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_order_of_many_samples_takes_little_memory(shuffle: bool) -> None:
+    """It was a list of lists: 50 bytes per sample in every process, made before the first batch."""
+    batches = iter(runtime.loader(Numbers(), plan_of(), shuffle=shuffle))
+    tracemalloc.start()
+    try:
+        assert len(set(next(batches).tolist())) == plan_of().training.global_batch
+        assert tracemalloc.get_traced_memory()[1] < 2**21
+    finally:
+        tracemalloc.stop()
 
 
 class Stream(IterableDataset[Any]):
