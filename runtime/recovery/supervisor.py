@@ -18,8 +18,9 @@ from runtime.processes.progress import NoticeReport, Report, RestartReport, Step
 from runtime.recovery.replanning import Plans
 
 DEVICES = "devices"
-_LARGEST = 2**10  # maximum bytes of that file
 """The file beside the checkpoints that contains the number of devices."""
+
+_LARGEST = 2**10  # maximum bytes of that file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,10 @@ from runtime.servers.__main__ import main
 from runtime.servers.addresses import Addresses, make_key, parse_address, publish
 from runtime.servers.certificate import make_certificate
 from runtime.servers.client import TableClient
-from runtime.servers.connections import Limits
+from runtime.servers.connections import Connections, Limits
 from runtime.servers.frames import Frame, FrameReader, encode
 from runtime.servers.handshake import BEFORE_HELLO
+from runtime.servers.serve import LOOPBACK
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.storage import Storage
 from runtime.servers.tables import LARGEST_WIDTH, Table
@@ -214,6 +215,20 @@ def test_strangers_are_few_and_workers_stay(tmp_path: Path) -> None:
         assert client.reconnections == 0
         for one in (*strangers, *workers):
             one.socket.close()
+
+
+def test_a_connection_is_probed_in_case_its_host_is_lost() -> None:
+    """Else the rank of a lost host was taken for two hours, Linux's usual time, and its next process refused."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        connections = Connections(listener, None, lambda one, frame: None, Limits(connections=2))
+        with socket.create_connection(listener.getsockname()):
+            connections.serve(60.0)
+            (one,) = connections
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            idle, interval, count = (one.channel.socket.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+            assert one.channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        connections.close()
+    assert idle + interval * count == 30
 
 
 PATIENCE = 0.2
