@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hardware_profiles import Seconds
 from planner.errors import PlanFileError
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.shared_parameters import shared_parameters
@@ -106,6 +107,18 @@ def owners_of(bound: BoundPlan, held: Collection[str]) -> Mapping[str, Owner]:
         )
         for name, own in shared.items()
     }
+
+
+def longest_wait(
+    owners: Mapping[str, Owner], seconds: Mapping[str, Seconds], sizes: Sequence[int], coordinate: Sequence[int]
+) -> Seconds:
+    """How long the device at a coordinate of the mesh waits for the one whose updates take longest, given the seconds
+    of each update."""
+    taken = np.zeros(tuple(sizes))
+    for name, owner in owners.items():
+        place = dict(zip(owner.axes, owner.place, strict=True))
+        taken[tuple(place.get(axis, slice(None)) for axis in range(len(sizes)))] += seconds[name]
+    return float(taken.max() - taken[tuple(coordinate)])
 
 
 def pushes_of(bound: BoundPlan, name: str, owner: Owner) -> tuple[Step, ...]:

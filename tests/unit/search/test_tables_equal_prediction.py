@@ -187,6 +187,28 @@ def test_the_way_around_is_longer_than_the_way_on() -> None:
         check(case, state, random_ranks(case, draw, state))
 
 
+@pytest.mark.parametrize(
+    ("zero_by", "optimizer"), [("parameters", "adamw"), ("parameters", "muon"), ("servers", "sgd")]
+)
+@pytest.mark.parametrize(("model", "pipeline"), [("llama-4-words", 1), ("post-norm", 2)])
+def test_sums_of_states_with_owners_are_no_more_than_the_prediction(
+    zero_by: str, optimizer: str, model: str, pipeline: int
+) -> None:
+    """The search counts the mean device, the plan the one that updates longest: an owner of many small weights, or of
+    matrices, takes longer than that of a large embedding."""
+    configuration = Configuration(pipeline=pipeline, mesh=(4,), micro_batches=4)
+    case = make_case(model, "h100-80gb", configuration, 16, "bf16", optimizer, update=Update(zero_by=zero_by))
+    draw, less = random.Random(0), 0
+    for _ in range(4):
+        state = random_state(case, draw)
+        ranks = random_ranks(case, draw, state)
+        for rank, cost in enumerate(stage_costs(bind(plan_of(case, ranks), traced(model), BATCH), case.cluster)):
+            summed, judged = total(columns_of(case, ranks, rank), "step"), math.fsum(cost.once.values())
+            assert summed <= judged * (1 + TOLERANCE)
+            less += summed < judged * (1 - TOLERANCE)
+    assert less
+
+
 @pytest.mark.parametrize("mesh", [(3, 2), (2, 3)])
 def test_padded_shards_are_priced_exactly(mesh: tuple[int, ...]) -> None:
     """Three devices do not divide a width of 32; weights go several ways to their readers, not all of which send

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from hardware_profiles import Bytes
 from planner.graph.fp8 import history_bytes
 from planner.graph.operator_graph import TensorType
-from planner.plan.layout.parameter_owners import Owner, owners_of, pushes_of
+from planner.plan.layout.parameter_owners import Owner, longest_wait, owners_of, pushes_of
 from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import charge
 from planner.plan.prediction.memory.update import update_temporaries
@@ -32,6 +32,7 @@ class RankParameters:
         self.bound, self.update = walk.bound, walk.update
         self.used = {name: walk.chunk_of[at] for name, at in first.items()}  # the chunk that reads each name first
         self.owners: Mapping[str, Owner] = owners_of(self.bound, self.used)  # of whole optimizer states
+        self._middle = self.bound.plan.mesh.coordinate(self.bound.plan.mesh.size // 2)  # the device that is counted
         # in a fixed order, so that sums do not depend on hashes
         self.names = [one.name for one in self.bound.graph.parameters if one.name in self.used]
         read = [name for name in self.used if name in self.bound.parameters]
@@ -56,8 +57,16 @@ class RankParameters:
             if name in self.offloaded:
                 block = self.offloaded[name]
                 at_once[block] = at_once.get(block, 0.0) + float(self._priced[name][0].visiting[0])
+        self._wait_for_owners()
         if self.bound.plan.training.optimizer == "lamb":  # one kernel updates the others, or chunks of few elements
             self.cost.updating = self._temporaries()
+
+    def _wait_for_owners(self) -> None:
+        """All wait for the owner that updates longest, which may be another one than that with the largest states."""
+        if self.owners:
+            seconds = {name: float(self._prices_of(name, 1.0)[0].update[0]) for name in self.owners}
+            sizes = self.bound.plan.mesh.sizes
+            self.cost.once["optimizer"] += longest_wait(self.owners, seconds, sizes, self._middle)
 
     def _temporaries(self) -> Bytes:
         """Bytes of temporaries while the parameters are updated on a device."""
@@ -77,11 +86,14 @@ class RankParameters:
 
     def _prices(self, name: str) -> tuple[ParameterPrices, ParameterKind]:
         """The prices of a parameter, and a key that parameters with equal prices share."""
+        owner = self.owners.get(name)
+        return self._prices_of(name, None if owner is None else float(owner.at(self._middle)))
+
+    def _prices_of(self, name: str, share: float | None) -> tuple[ParameterPrices, ParameterKind]:
+        """The same for a device that has this share of a state with an owner."""
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = bool(self.update.local_parameters) and self.update.is_local(name)
-        owner = self.owners.get(name)
-        share = None if owner is None else float(owner.at(plan.mesh.coordinate(plan.mesh.size // 2)))
         optimizer, precision = optimizer_of(graph, plan.training.optimizer, name), plan.training.precision
         kind = (id(tensor), trainable, id(stored), local, share, optimizer)
         known = self.walk.once.parameters
