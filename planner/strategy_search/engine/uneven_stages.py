@@ -76,10 +76,20 @@ class _Memory:
     beside: tuple[float, ...]
     kinds: tuple[int, ...]
 
+    @property
+    def upto(self) -> NDArray[np.float64]:
+        """What a stage would hold with all blocks before a border, (stages, borders)."""
+        return np.array(self.each) @ self._blocks.T
+
+    @property
+    def _blocks(self) -> NDArray[np.float64]:
+        """Blocks of each kind before a border, (borders, kinds)."""
+        every = np.arange(len(self.each[0]))
+        return np.concatenate((np.zeros((1, len(every))), np.cumsum(np.array(self.kinds)[:, None] == every, axis=0)))
+
     def lacking(self, borders: NDArray[np.intp]) -> NDArray[np.float64]:
         """What all ranks lack together, for stages between these blocks, (tries, stages + 1)."""
-        every = np.arange(len(self.each[0]))
-        along = np.concatenate((np.zeros((1, len(every))), np.cumsum(np.array(self.kinds)[:, None] == every, axis=0)))
+        along = self._blocks
         held = along[borders[:, 1:]] - along[borders[:, :-1]]  # (tries, stages, kinds)
         stages = (held * np.array(self.each)).sum(axis=2)
         ranks = stages.reshape(len(borders), -1, len(self.beside)).sum(axis=1) + np.array(self.beside)
@@ -233,36 +243,62 @@ def _levelled(
 ) -> list[int]:
     """Sizes of stages for blocks that take `seconds` each: blocks are moved, one after the other, to the stage where
     ranks lack the least memory, the busiest is least busy, and stages are most equal."""
-    sums = np.concatenate(([0.0], np.cumsum(seconds)))
-    usual, stages = float(sums[-1]) / len(seconds), len(sizes)
+    sums, stages = np.concatenate(([0.0], np.cumsum(seconds))), len(sizes)
+    upto = np.broadcast_to(sums, (stages, len(sums)))
+    beside = np.reshape(ends, (-1, ranks)).sum(axis=0)
 
-    def scores(counts: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # (tries, stages)
+    def unevenness(counts: NDArray[np.intp]) -> NDArray[np.float64]:  # (tries, stages)
         borders = np.concatenate((np.zeros((len(counts), 1), dtype=np.intp), counts.cumsum(axis=1)), axis=1)
         own = sums[borders[:, 1:]] - sums[borders[:, :-1]] + ends
-        busiest = own.reshape(len(counts), -1, ranks).sum(axis=1).max(axis=1)
-        if memory is not None:
-            busiest = busiest * (1 + _OVERFULL * memory.lacking(borders))
-        return busiest, ((own / usual) ** 2).sum(axis=1)
+        squares: NDArray[np.float64] = ((own / (float(sums[-1]) / len(seconds))) ** 2).sum(axis=1)
+        return squares
 
     best = np.array(sizes, dtype=np.intp)
-    (busiest,), (uneven,) = scores(best[None])
+    (uneven,) = unevenness(best[None])
     fewest = np.ones(stages, dtype=np.intp)
     fewest[[0, -1]] = 0
     for _ in checked(range(_MOVES)):
         sources = np.flatnonzero(best > fewest)
         if not len(sources):
             break
-        tried = np.repeat(best[None], len(sources) * stages, axis=0)
-        rows = np.arange(len(tried))
-        tried[rows, np.repeat(sources, stages)] -= 1
-        tried[rows, np.tile(np.arange(stages), len(sources))] += 1
-        slowest, others = scores(tried)
-        least = slowest.min(initial=busiest) * (1 + _LESS)
-        found = int(np.where(slowest <= least, others, math.inf).argmin())
-        if slowest[found] >= busiest * (1 - _LESS) and others[found] >= uneven * (1 - _LESS):
+        borders = np.concatenate(([0], best.cumsum()))
+        slowest = (_after_moves(upto, borders, sources, ranks) + beside).max(axis=2)  # (sources, stages)
+        if memory is not None:
+            held = _after_moves(memory.upto, borders, sources, ranks) + np.array(memory.beside)
+            slowest = slowest * (1 + _OVERFULL * np.maximum(held - 1, 0.0).sum(axis=2))
+        places, targets = np.nonzero(slowest <= slowest.min() * (1 + _LESS))
+        tried, rows = np.repeat(best[None], len(places), axis=0), np.arange(len(places))
+        tried[rows, sources[places]] -= 1
+        tried[rows, targets] += 1
+        others = unevenness(tried)
+        found, unmoved = int(others.argmin()), slowest[0, sources[0]]
+        busiest = slowest[places[found], targets[found]]
+        if busiest >= unmoved * (1 - _LESS) and others[found] >= uneven * (1 - _LESS):
             break
-        best, busiest, uneven = tried[found], slowest[found], others[found]
+        best, uneven = tried[found], others[found]
     return [int(count) for count in best]
+
+
+def _after_moves(
+    upto: NDArray[np.float64], borders: NDArray[np.intp], sources: NDArray[np.intp], ranks: int
+) -> NDArray[np.float64]:
+    """Sums of every rank after a block has moved from each of some `sources` to each stage, (sources, stages, ranks).
+    `upto` has the sum of a stage that would hold all blocks before a border, (stages, borders): a move to a later stage
+    shifts all borders between the two by one block to the front, and a move to an earlier one to the back."""
+    stages, targets = np.arange(len(upto)), np.arange(len(upto))[None, :, None]
+    sums = (upto[stages, borders[1:]] - upto[stages, borders[:-1]]).reshape(-1, ranks).sum(axis=0)
+    shifted = list[NDArray[np.float64]]()  # by which all borders up to one change sums if they are shifted
+    inner, before, behind = borders[1:-1], stages[:-1], stages[1:]
+    for by in (-1, 1):
+        ends, change = np.clip(inner + by, 0, upto.shape[1] - 1), np.zeros((len(upto), ranks))
+        change[behind, before % ranks] += upto[before, ends] - upto[before, inner]
+        change[behind, behind % ranks] -= upto[behind, ends] - upto[behind, inner]
+        shifted.append(change.cumsum(axis=0))
+    front, back = shifted
+    later = front[None] - front[sources][:, None]
+    earlier = back[sources][:, None] - back[None]
+    moved: NDArray[np.float64] = sums + np.where(targets > sources[:, None, None], later, earlier)
+    return moved
 
 
 def _dealt(own: Sequence[Column], every: Sequence[Column], stages: Sequence[Sequence[int]]) -> list[tuple[Column, ...]]:
