@@ -39,6 +39,7 @@ class Overlapping:
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
         self._overlapped: dict[int, _WithOverlap] = {}  # by id
+        self._of_bound: dict[int, _WithOverlap] = {}  # by id of the bound plan
         self._every: dict[int, tuple[BoundPlan, Everything]] = {}  # of plans, by id
 
     @property
@@ -56,7 +57,13 @@ class Overlapping:
         """A plan whose tensor parallelism overlaps with its matrix products, and its exchange of experts with other
         work, if that is faster or asked for."""
         if id(ranked) not in self._overlapped:
-            self._overlapped[id(ranked)] = self._with_overlap(ranked)
+            known = self._of_bound.get(id(ranked.bound))
+            if known is not None and known.plain.configuration == ranked.configuration:
+                bound, configuration = known.overlapped.bound, known.overlapped.configuration
+                overlapped = replace(ranked, bound=bound, configuration=configuration)
+                self._overlapped[id(ranked)] = known._replace(plain=ranked, overlapped=overlapped)
+            else:
+                self._overlapped[id(ranked)] = self._of_bound[id(ranked.bound)] = self._with_overlap(ranked)
         return self._overlapped[id(ranked)].overlapped
 
     def missing(self, ranked: Ranked) -> Bytes:

@@ -40,6 +40,9 @@ from planner.strategy_search.request.space import Configuration
 _LITTLE = 2e-3
 """Up to this share of the objective that settling may save, a result is settled only if it may win that way."""
 
+_UNPRICED = Prediction.unknown()
+"""The prediction of all plans that are compared without theirs: it equals no other, as its numbers are not numbers."""
+
 
 @dataclass(kw_only=True)
 class PlanMaker:
@@ -58,6 +61,7 @@ class PlanMaker:
     covered: bool
     _saves: dict[int, tuple[Contender, Seconds]] = field(default_factory=dict)  # by id
     _wholes: dict[tuple[int, Fp8], OperatorGraph] = field(default_factory=dict)
+    _priced: dict[tuple[Plan, float, bool], BoundPlan] = field(default_factory=dict)
 
     def limits_of(self, configuration: Configuration) -> tuple[float, ...]:
         """The highest predicted peak, in bytes, that a device of each pipeline rank may have."""
@@ -253,9 +257,13 @@ class PlanMaker:
         return update
 
     def _predicted(self, bound_plan: BoundPlan, machine: Machine) -> BoundPlan:
-        """The plan with its prediction and its bound."""
-        plan = replace(bound_plan.plan, prediction=predict(bound_plan, machine))
-        return self.proved(replace(bound_plan, plan=plan))
+        """The plan with its prediction and its bound; the same object for equal plans: with a little more memory left
+        free, the search often finds the same."""
+        key = replace(bound_plan.plan, prediction=_UNPRICED), self.bound, self.covered
+        if key not in self._priced:
+            plan = replace(bound_plan.plan, prediction=predict(bound_plan, machine))
+            self._priced[key] = self.proved(replace(bound_plan, plan=plan))
+        return self._priced[key]
 
     def proved(self, bound_plan: BoundPlan) -> BoundPlan:
         """The plan with its bound."""

@@ -13,10 +13,12 @@ from planner.errors import LimitError
 from planner.limits import limited
 from planner.plan.layout.roles import roles
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.engine import exchange_overlap, product_overlap
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
 from planner.strategy_search.engine.outcome import Outcome
+from planner.strategy_search.finalists import plan_maker
 from planner.strategy_search.finalists.finalists import Finalists
 from planner.strategy_search.finalists.overlapping import Overlapping
 from planner.strategy_search.finalists.plan_maker import PlanMaker
@@ -182,6 +184,21 @@ def made(slow: SearchResult) -> tuple[PlanMaker, Contender]:
     configuration = replace(slow.plans[0].configuration, roles=(), decided=None)
     maker = PlanMaker(request=asked, engine=engine, prepared=prepared, bound=0.0, limits=(math.inf,), covered=True)
     return maker, engine.contender(configuration, engine.evaluate(configuration))
+
+
+def test_equal_plans_are_priced_once(slow: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contender that leaves more memory free is often the same plan, with the same overlaps."""
+    maker, contender = made(slow)
+    overlapping, first = Overlapping(maker=maker), maker.unsettled(contender)
+    overlapped = overlapping.overlapped(first)
+    for module in (plan_maker, product_overlap, exchange_overlap):
+        monkeypatch.setattr(module, "predict", lambda *_: pytest.fail("it is priced again"))
+    again = maker.unsettled(replace(contender, room=1.0))
+    assert again.found is not first.found
+    assert again.bound is first.bound
+    other = overlapping.overlapped(again)
+    assert other is overlapping.overlapped(again)
+    assert (other.found, other.bound) == (again.found, overlapped.bound)
 
 
 def test_where_overlap_is_hoped_for_in_vain_layouts_that_wait_are_tried(slow: SearchResult) -> None:
