@@ -200,12 +200,34 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a parameter of a graph lies in a weight `of` the module: `length` elements from `start` on along `dim`."""
+
+    of: str
+    dim: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A trainable or frozen weight. `aliases` are further names of the same tensor (tied weights)."""
+    """A trainable or frozen weight. `aliases` are further names of the same tensor (tied weights). `cut` says that it
+    is a part of a weight of the module, which has another name (`planner.graph.rewriting.fused_weights`)."""
 
     name: str
     aliases: tuple[str, ...] = ()
     trainable: bool = True
+    cut: Cut | None = None
+
+    @property
+    def in_module(self) -> str:
+        """The name of the module's weight."""
+        return self.name if self.cut is None else self.cut.of
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names, and that of the weight of which it is a part."""
+        return (self.name, *self.aliases, *(() if self.cut is None else (self.cut.of,)))
 
 
 def references(argument: Argument) -> Iterator[ValueRef]:
@@ -265,6 +287,11 @@ class OperatorGraph:
     def producer(self) -> Mapping[str, int]:
         """Index of the operator that makes a value; inputs, parameters and buffers have none."""
         return {name: i for i, op in enumerate(self.operators) for name in op.results if name is not None}
+
+    @cached_property
+    def cuts(self) -> Mapping[str, Cut]:
+        """The parameters that are parts of weights of the module."""
+        return {parameter.name: parameter.cut for parameter in self.parameters if parameter.cut is not None}
 
     @cached_property
     def parameter_names(self) -> frozenset[str]:

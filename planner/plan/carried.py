@@ -18,7 +18,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated, Any
 
 import pydantic
@@ -29,6 +29,7 @@ from planner.errors import ModelError, PlanFileError
 from planner.graph.operator_graph import (
     DTYPE_BYTES,
     Argument,
+    Cut,
     Operator,
     OperatorGraph,
     Parameter,
@@ -74,6 +75,7 @@ class _Graph(_Form):
     types: dict[str, _Type]
     inputs: list[str]
     parameters: list[tuple[str, list[str], bool]]
+    cuts: dict[str, tuple[str, int, int, int]] = {}
     buffers: list[str]
     operators: list[_Operator]
     loss: str
@@ -101,6 +103,7 @@ def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None)
         "types": {name: [list(t.shape), t.dtype, t.contiguous] for name, t in graph.types.items()},
         "inputs": graph.inputs,
         "parameters": [[p.name, p.aliases, p.trainable] for p in graph.parameters],
+        **({"cuts": {name: astuple(cut) for name, cut in graph.cuts.items()}} if graph.cuts else {}),
         "buffers": graph.buffers,
         "operators": [_operator_content(op) for op in graph.operators],
         "loss": graph.loss,
@@ -137,7 +140,10 @@ def own_graph(text: str) -> Carried:
     graph = OperatorGraph(
         types={name: known.setdefault(tensor, tensor) for name, tensor in types},
         inputs=tuple(form.inputs),
-        parameters=tuple(Parameter(name=n, aliases=tuple(a), trainable=t) for n, a, t in form.parameters),
+        parameters=tuple(
+            Parameter(name=n, aliases=tuple(a), trainable=t, cut=_cut_of(form.cuts.get(n)))
+            for n, a, t in form.parameters
+        ),
         buffers=tuple(form.buffers),
         operators=tuple(_operator_of(op) for op in form.operators),
         loss=form.loss,
@@ -226,11 +232,31 @@ def _type_of(name: str, shape: list[int], dtype: str, contiguous: bool) -> Tenso
     return TensorType(shape=tuple(shape), dtype=dtype, contiguous=contiguous)
 
 
+def _cut_of(said: tuple[str, int, int, int] | None) -> Cut | None:
+    if said is None:
+        return None
+    of, dim, start, length = said
+    return Cut(of=of, dim=dim, start=start, length=length)
+
+
+def _check_cuts(graph: OperatorGraph) -> None:
+    """Check that the parameters that are parts of one weight follow each other in it, along one of their dims."""
+    ends: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+    for name, cut in graph.cuts.items():
+        shape = graph.types[name].shape
+        other = (*shape[: cut.dim], *shape[cut.dim + 1 :])
+        dim, end, rest = ends.get(cut.of, (cut.dim, 0, other))
+        fits = 0 <= cut.dim < len(shape) and shape[cut.dim] == cut.length > 0
+        if not fits or (cut.dim, cut.start, other) != (dim, end, rest) or cut.of in graph.types:
+            raise _fault(f"parameter '{name}' is no part of '{cut.of}' behind the one before it")
+        ends[cut.of] = cut.dim, cut.start + cut.length, rest
+
+
 def _texts(graph: OperatorGraph) -> Iterator[str]:
     """Names and texts, which are written into reports and files of engines."""
     yield from graph.types
     for parameter in graph.parameters:
-        yield from parameter.aliases
+        yield from (parameter.in_module, *parameter.aliases)
     for op in graph.operators:
         yield from (op.name, op.module, *(key for key, _ in op.keywords))
         yield from (text for text in (*op.arguments, *dict(op.keywords).values()) if isinstance(text, str))
@@ -258,6 +284,7 @@ def _check_values(graph: OperatorGraph) -> None:
         raise _fault(f"the loss '{graph.loss}' is no scalar that depends on a trainable parameter")
     if changed := [name for pair in graph.updates for name in pair if name not in known]:
         raise _fault(f"a buffer gets the content '{changed[0]}', which nothing makes")
+    _check_cuts(graph)
 
 
 def _check_types(graph: OperatorGraph) -> None:

@@ -22,6 +22,8 @@ from planner.plan.plan import ModelReference, Outline, Plan
 
 _DIGITS = 4  # of a digest: misses one differing operator in 65,536
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./#]|$)")
+_PART = re.compile(r"\[\d+\]$")
+"""The end of the name of a part of a weight (`planner.graph.rewriting.fused_weights`)."""
 
 
 def model_reference(
@@ -80,7 +82,8 @@ def has_other_parameters(plan: Plan, names: Iterable[str]) -> bool:
     known = plan.model.outline
     listed = list(names)
     given = {*listed, *map(_pattern, listed)}
-    return known is not None and any(name not in given for name, _ in known.parameters)
+    wanted = (_PART.sub("", name) for name, _ in known.parameters) if known is not None else ()
+    return any(name not in given for name in wanted)
 
 
 def _first_of(kind: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ from planner.sharding.padded_batch import SAMPLE_WEIGHTS
 from runtime.comm.device_mesh import rank_mesh
 from runtime.offload.storage import Outside
 from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.parameters.fused import in_module
 from runtime.step.inputs import InputPieces, Inputs
 from runtime.step.step import RankStep
 
@@ -74,7 +75,11 @@ class _Imitation(nn.Module):
 
     def __init__(self, graph: OperatorGraph) -> None:
         super().__init__()
-        self._weights = {p.name: nn.Parameter(_like(graph.types[p.name]), p.trainable) for p in graph.parameters}
+        parts = {p.name: _like(graph.types[p.name]) for p in graph.parameters}
+        trained = {p.in_module for p in graph.parameters if p.trainable}
+        self._weights = {
+            name: nn.Parameter(whole, name in trained) for name, whole in in_module(parts, graph.cuts).items()
+        }
         self._held = {name: _like(graph.types[name]) for name in graph.buffers}
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:

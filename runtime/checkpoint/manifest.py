@@ -9,6 +9,7 @@ is checked before it is used: exact keys, consistent counts, file names that are
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -51,9 +52,21 @@ class SavedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCut:
+    """Where a part of a weight lies in the tensor `of` all its parts: from `start` on along `dim`."""
+
+    __pydantic_config__ = _STRICT
+
+    of: str
+    dim: _Count
+    start: _Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
     """A tensor of a checkpoint: its whole shape, torch's name of its dtype, the files of its cells, and the `lengths`
-    of its cells on each dim where it is not cut evenly (None in earlier versions)."""
+    of its cells on each dim where it is not cut evenly (None in earlier versions). `cut` says that it is a part of a
+    weight that holds several matrices (`runtime.checkpoint.fused`)."""
 
     __pydantic_config__ = _STRICT
 
@@ -62,6 +75,7 @@ class SavedTensor:
     cuts: tuple[_Cuts, ...]
     files: tuple[_Count, ...]
     lengths: tuple[_Cuts, ...] | None = None
+    cut: SavedCut | None = None
 
     @property
     def elements(self) -> int:
@@ -138,8 +152,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a folder. Raises CheckpointError where it cannot be written."""
     content = asdict(manifest)
     for tensor in content["tensors"].values():
-        if tensor["lengths"] is None:  # as earlier versions read it
-            del tensor["lengths"]
+        for name in [name for name in ("lengths", "cut") if tensor[name] is None]:  # as earlier versions read it
+            del tensor[name]
     try:
         write_atomically(
             folder / MANIFEST, json.dumps({"digest": _digest(content), "content": content}) + "\n", private=True
@@ -215,4 +229,17 @@ def _fault(manifest: Manifest) -> str | None:
             return f"tensor '{name}' of shape {tensor.shape} cannot be cut into {tensor.cuts} pieces"
         if len(tensor.files) != math.prod(tensor.cuts) or any(file >= len(names) for file in tensor.files):
             return f"tensor '{name}' has cells in files that are not listed"
+    return _cut_fault(manifest.tensors)
+
+
+def _cut_fault(tensors: Mapping[str, SavedTensor]) -> str | None:
+    """What is inconsistent in parts of weights: they follow each other along one dim."""
+    parts = [(tensor.cut, name, tensor) for name, tensor in tensors.items() if tensor.cut is not None]
+    ends: dict[str, tuple[object, int]] = {}
+    for cut, name, tensor in sorted(parts, key=lambda one: (one[0].of, one[0].start)):
+        rest = (cut.dim, tensor.shape[: cut.dim], tensor.shape[cut.dim + 1 :], tensor.dtype)
+        known, end = ends.get(cut.of, (rest, 0))
+        if cut.dim >= len(tensor.shape) or cut.of in tensors or (rest, cut.start) != (known, end):
+            return f"tensor '{name}' is no part of '{cut.of}' behind the one before it"
+        ends[cut.of] = rest, cut.start + tensor.shape[cut.dim]
     return None

@@ -26,6 +26,7 @@ from planner.models.naming.parts import Naming
 from planner.plan.binding.bind import BoundPlan
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.folder import is_checkpoint, take_name
+from runtime.checkpoint.fused import as_in_graph
 from runtime.checkpoint.manifest import Manifest, Progress, SavedFile, SavedTensor, plan_content, write_manifest
 from runtime.checkpoint.naming import CONFIG, as_theirs
 from runtime.checkpoint.opening import open_run
@@ -64,7 +65,7 @@ def convert(
     From a model alone, training starts at step 0. Raises CheckpointError where names, shapes or dtypes differ from
     those of the plan, or something cannot be read or written.
     """
-    place = source.path
+    place, source = source.path, as_in_graph(source, bound.graph.cuts)
     if manifest.kind == "merged":
         manifest = replace(manifest, progress=Progress(step=0, updates=0, samples=0, seed=manifest.progress.seed))
     else:

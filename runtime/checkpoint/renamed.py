@@ -73,7 +73,7 @@ class Renamed:
     def manifest(self) -> Manifest | None:
         """The manifest of the source, with the tensors that are read."""
         found = self.source.manifest
-        return None if found is None else replace(found, tensors=dict(self.tensors), tied={}, names="own")
+        return None if found is None else replace(found, tensors=dict(self.tensors), tied=dict(self.tied), names="own")
 
     def check(
         self, share: Callable[[int], bool] = lambda number: True, on_block: Callable[[], None] = lambda: None

@@ -15,11 +15,12 @@ import torch
 from planner.errors import CheckpointError
 from planner.models.naming.adapters import is_of_adapter
 from planner.plan.plan import ModelReference, Plan
+from runtime.checkpoint.fused import as_in_graph, opened_in_module
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.naming import in_own_names
 from runtime.checkpoint.regions import Region
 from runtime.checkpoint.renamed import initial_in
-from runtime.checkpoint.source import Readable, listed, located, open_checkpoint
+from runtime.checkpoint.source import Readable, listed, located
 from runtime.checkpoint.spread import Spread, between_places
 from runtime.checkpoint.state import live_tensors, resume, settle, spreads, start
 from runtime.checkpoint.state_names import BESIDE, MASTER, PREVIOUS, SCALES, read_name, saved_ties
@@ -94,6 +95,7 @@ def restore(
 
 def _fill(rank: RankStep, source: Readable, progress: Progress | None, at: At, cast: bool = False) -> None:
     """Write all tensors of the state at some progress, or of the model alone where `progress` is None."""
+    source = as_in_graph(source, rank.bound.graph.cuts)
     updates = 0 if progress is None else progress.updates
     wanted, found = spreads(rank, updates), dict(source.tensors)
     if progress is None:
@@ -239,5 +241,5 @@ def open_together(path: Path, model: ModelReference, given: str | None) -> Reada
     Raises CheckpointError on every rank."""
     found = said_by_first(lambda: str(located(path)), str)
     opened: list[Readable] = []
-    together(lambda: opened.append(in_own_names(open_checkpoint(Path(found)), model, given)))
+    together(lambda: opened.append(in_own_names(opened_in_module(Path(found)), model, given)))
     return opened[0]

@@ -28,7 +28,8 @@ from planner.sharding.even_cut import piece_length
 from planner.sharding.layout import Layout, cuts, replicated, whole_shape
 from planner.sharding.matrices import optimizer_of
 from planner.sharding.mesh import Mesh
-from runtime.checkpoint.manifest import SavedTensor
+from runtime.checkpoint.fused import saved_cut
+from runtime.checkpoint.manifest import SavedCut, SavedTensor
 from runtime.checkpoint.regions import Region, cell_number, cell_region, most_cells
 from runtime.checkpoint.state_names import (
     MASTER,
@@ -58,7 +59,7 @@ class Spread:
     these stages, the places that do (`planner.plan.layout.parameter_owners`). A table off the devices is held by no
     rank: its rows are divided into `shares`, which the first places of the mesh read and write. For a padded weight
     `padded` is the shape that is cut over devices: each cell has only the part of its piece that is in the model, which
-    may be empty."""
+    may be empty. `cut` says that the tensor is a part of a weight of the module."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,6 +70,7 @@ class Spread:
     owners: tuple[frozenset[int], ...] | None = None
     shares: int | None = None
     padded: tuple[int, ...] | None = None
+    cut: SavedCut | None = None
 
     def lengths(self, mesh: Mesh) -> tuple[int, ...] | None:
         """Lengths of its cells on each dim; None where it is cut evenly."""
@@ -116,7 +118,9 @@ class Spread:
     def saved(self, mesh: Mesh, files: Sequence[int]) -> SavedTensor:
         """Its entry in a manifest."""
         cuts, lengths = self.cuts(mesh), self.lengths(mesh)
-        return SavedTensor(shape=self.shape, dtype=self.dtype, cuts=cuts, files=tuple(files), lengths=lengths)
+        return SavedTensor(
+            shape=self.shape, dtype=self.dtype, cuts=cuts, files=tuple(files), lengths=lengths, cut=self.cut
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +241,7 @@ class StateOfPlan:
             only=kept.place,
             owners=owners,
             padded=None if cut == shape else cut,
+            cut=saved_cut(name, self.bound.graph.cuts),
         )
 
     def _owners_of(self, parameter: str) -> tuple[frozenset[int], ...] | None:

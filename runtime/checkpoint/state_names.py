@@ -86,6 +86,15 @@ def read_name(saved: str) -> Kept:
     return Kept(tensor=tensor, place=place, kind=kind)
 
 
+def with_tensor(kept: Kept, tensor: str) -> str:
+    """The name in checkpoints of the same of another tensor of the model."""
+    saved = saved_name(tensor)
+    saved = saved if kept.place is None else own_name(saved, kept.place)
+    if kept.kind is None:
+        return saved
+    return kept_name(kept.kind, saved) if kept.of_optimizer else f"{kept.kind}/{saved}"
+
+
 def file_key(saved: str) -> str:
     """The key of a tensor in files of a model alone: its own name, where the format allows it."""
     tensor = read_name(saved).tensor

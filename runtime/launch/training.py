@@ -238,6 +238,7 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
         dropping=dropping(step.rank.bound.graph),
         recipes=recipes_of(step.rank.bound.graph.operators),
         matrices=matrices_of(step.rank.bound.graph),
+        cuts=step.rank.bound.graph.cuts,
         seed=settings.seed,
         forward=forward_per_replica(built.module, step.plan, *step.traced, step.matcher.names, step.place),
     )

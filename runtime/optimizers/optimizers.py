@@ -50,13 +50,16 @@ class OptimizerSettings:
             raise RequestError(f"OptimizerSettings: betas={betas!r:.40}; give two numbers of 0 or more, below 1")
 
     def of_parameters(self, names: Iterable[Sequence[str]]) -> "OptimizerSettings":
-        """The same settings, with `undecayed` translated to the first of each parameter's names. Raises RequestError
-        for a name that no parameter has."""
-        first = {name: own[0] for own in names for name in own}
+        """The same settings, with `undecayed` translated to the first of each parameter's names; parts of a weight share
+        its name. Raises RequestError for a name that no parameter has."""
+        first: dict[str, list[str]] = {}
+        for own in names:
+            for name in own:
+                first.setdefault(name, []).append(own[0])
         for name in sorted(self.undecayed):
             if name not in first:
                 raise RequestError(f"OptimizerSettings.undecayed: {unknown_name('parameter', name, first)}")
-        return replace(self, undecayed=frozenset(first[name] for name in self.undecayed))
+        return replace(self, undecayed=frozenset(own for name in self.undecayed for own in first[name]))
 
 
 def _is_amount(value: object) -> bool:

@@ -68,7 +68,7 @@ def _values(module: nn.Module, bound: BoundPlan) -> dict[str, torch.Tensor]:
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     tables = (str(dict(op.keywords)["table"]) for op in bound.graph.operators if op.op in ROWS_FROM.values())
-    names = (*(parameter.name for parameter in bound.graph.parameters), *bound.graph.buffers, *tables)
+    names = (*dict.fromkeys(parameter.in_module for parameter in bound.graph.parameters), *bound.graph.buffers, *tables)
     return {name: known[name] for name in names if name in known}
 
 

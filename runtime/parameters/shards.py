@@ -32,6 +32,7 @@ from runtime.comm.collectives import all_reduce
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import convert, whole_tensor
 from runtime.offload.weights import OffloadedWeight, OffloadedWeights
+from runtime.parameters.fused import in_graph
 from runtime.parameters.initial_values import from_first
 from runtime.parameters.padding import in_model, padded
 
@@ -187,7 +188,7 @@ def local_parameters(
     weights, update = dict(module.named_parameters(remove_duplicate=False)), bound.plan.training.update
     found = {}
     for parameter in bound.graph.parameters:
-        weight: torch.Tensor = weights[parameter.name]
+        weight = in_graph(weights, parameter)
         local = update.is_local(parameter.name)
         if update.broadcast and not local:
             weight = from_first(weight, place.device)

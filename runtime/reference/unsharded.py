@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner.graph.operator_graph import Operator
+from planner.graph.operator_graph import Cut, Operator
 from planner.graph.placed import place_of
 from planner.graph.tracing.autocast import without_autocast
 from planner.graph.tracing.returned import loss_in
@@ -30,6 +30,7 @@ from runtime.optimizers.optimizers import (
     start_moments,
 )
 from runtime.parameters.after_step import step_ends
+from runtime.parameters.fused import all_in_graph, in_module, part_of
 from runtime.reference.per_replica import Forward
 from runtime.reference.plain_tables import sparse_tables, start_sparse
 from runtime.reference.same_choices import SameChoices
@@ -37,13 +38,17 @@ from runtime.step.narrow_products import narrow_products
 from runtime.step.same_dropout import SameDropout
 from runtime.step.same_fp8 import Recipes, SameFp8, scales_of_module
 
+_OF_MATRICES = frozenset({"lamb", MUON})
+"""Optimizers whose update of an element depends on other elements of its matrix."""
+
 
 class UnshardedStep:
     """Each call is one training step of the unsharded module. `batched` has the positions of the inputs with a sample
     dim; `pieces` is the number of parts into which the plan cuts them (see `planner.sharding.update`); `dropping` are
     the operators of its graph that drop elements, as decided by `seed`; `recipes` those of fp8 layers and experts, by
     their weights. `forward` computes micro-batches in the place of the module, for plans with per-replica operators.
-    `matrices` are the parameters that Muon updates."""
+    `matrices` are the parameters that Muon updates; `cuts` are those that are parts of weights of the module, which
+    optimizers that look at whole matrices update one by one."""
 
     def __init__(
         self,
@@ -58,13 +63,15 @@ class UnshardedStep:
         seed: int = 0,
         forward: Forward | None = None,
         matrices: Collection[str] = (),
+        cuts: Mapping[str, Cut] | None = None,
     ) -> None:
         self._forward = forward
         self._module, self._update = module, training.update
         self._precision = training.precision
         self._dropping = dropping
         self._recipes = recipes or {}
-        self._scales = scales_of_module(module, self._recipes, training.fp8)
+        self._cuts = cuts or {}
+        self._scales = scales_of_module(module, self._recipes, training.fp8, self._cuts)
         self._seed = seed
         self._steps = 0
         self._parts = training.parts
@@ -79,17 +86,22 @@ class UnshardedStep:
         masters = dict(zip(self._names, self._masters, strict=True))
         tables = [name for name in self._names if place_of(name, training.update.placed) is not None]
         self._sparse = sparse_tables(module, {name: masters.pop(name) for name in tables}, training.optimizer, settings)
-        self._dense = masters  # the masters that the optimizer updates
+        self._of_matrices = self._cuts if training.optimizer in _OF_MATRICES else {}
+        self._dense = all_in_graph(masters, self._of_matrices)  # the masters that the optimizer updates
+        for name, cut in self._of_matrices.items():
+            self._dense[name].grad_dtype = masters[cut.of].grad_dtype
         held = list(module.named_parameters(remove_duplicate=False))
-        names = {name: [name, *(other for other, one in held if one is trained[name])] for name in trained}
-        by = {n: ADAMW if training.optimizer == MUON and n not in matrices else training.optimizer for n in masters}
+        names = {
+            name: [name, *(other for other, one in held if one is trained[self._of(name)])] for name in self._dense
+        }
+        by = {n: ADAMW if training.optimizer == MUON and n not in matrices else training.optimizer for n in self._dense}
         self._moments = {name: moments_of(one, settings) for name, one in by.items()}
         self._optimizer = make_optimizer(
             training.optimizer,
-            list(masters.values()),
+            list(self._dense.values()),
             settings.of_parameters(names.values()),
-            names=list(masters),
-            together=[whole(place, trained[name]) for place, (name, one) in enumerate(by.items()) if one == MUON],
+            names=list(self._dense),
+            together=[whole(place, self._dense[name]) for place, (name, one) in enumerate(by.items()) if one == MUON],
             moment_dtype=training.update.moment_dtype,
         )
 
@@ -116,7 +128,9 @@ class UnshardedStep:
         start_moments(self._optimizer, dense, moments, updates, self._update.moment_dtype)
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
             for kind in self._moments[name] if updates else ():
-                found = read(kept_name(kind, saved_name(name)))
+                found = read(kept_name(kind, saved_name(self._of(name))))
+                if found is not None and name in self._of_matrices:
+                    found = part_of(found, self._of_matrices[name])
                 if found is None:  # of a table that was off the devices
                     kept[kind].zero_()
                 else:
@@ -131,11 +145,23 @@ class UnshardedStep:
         found = {saved_name(name): tensor for name, tensor in held}
         for name, master in zip(self._names, self._masters, strict=True):
             found[kept_name(MASTER, saved_name(name))] = master
+        moments: dict[str, dict[str, torch.Tensor]] = {}
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
-            own = (kind for kind in self._moments[name] if kind in kept)
-            found.update((kept_name(kind, saved_name(name)), kept[kind]) for kind in own)
+            for kind in self._moments[name]:
+                if kind in kept:
+                    moments.setdefault(kind, {})[name] = kept[kind]
+        for kind, each in moments.items():
+            whole = in_module(each, self._of_matrices)
+            found.update((kept_name(kind, saved_name(name)), tensor) for name, tensor in whole.items())
         found.update((scales_name(saved_name(name)), self._scales.history_of(name)) for name in self._scales.names)
         return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+    def _same_fp8(self) -> SameFp8:
+        return SameFp8(self._module, self._recipes, self._scales, self._cuts)
+
+    def _of(self, name: str) -> str:
+        """The weight of the module that a master is, or is a part of."""
+        return self._of_matrices[name].of if name in self._of_matrices else name
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], update: bool = True) -> float:
         """The mean loss of the samples, before the update; without `update` nothing changes."""
@@ -189,7 +215,11 @@ class UnshardedStep:
             if self._forward is not None:
                 loss = self._forward(part_args, part_kwargs, draw)
             else:
-                with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes, self._scales), chosen:
+                with (
+                    SameDropout(self._dropping, draw),
+                    SameFp8(self._module, self._recipes, self._scales, self._cuts),
+                    chosen,
+                ):
                     loss = loss_in(self._module(*part_args, **part_kwargs))
             torch.autograd.backward(loss, torch.full_like(loss, self._seeds[part]))
             self._accumulate()
@@ -208,7 +238,7 @@ class UnshardedStep:
                 if self._forward is not None:
                     loss = self._forward(part_args, part_kwargs, FIRST)
                 else:
-                    with SameFp8(self._module, self._recipes, self._scales):
+                    with self._same_fp8():
                         loss = loss_in(self._module(*part_args, **part_kwargs))
             total += float(loss) * samples / self._samples
         for module in trained:
@@ -249,6 +279,10 @@ class UnshardedStep:
             master.grad = None if total is None else total.to(wide_dtype(master.dtype))
         if self._update.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._masters, self._update.clip_norm)
+        whole = dict(zip(self._names, self._masters, strict=True))
+        for name, cut in self._of_matrices.items():
+            gradient = whole[cut.of].grad
+            self._dense[name].grad = None if gradient is None else part_of(gradient, cut)
         self._optimizer.step()
         if self._sparse is not None:
             self._sparse.step()

@@ -9,6 +9,7 @@ met by the end reveal it.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,13 +21,14 @@ from planner.errors import ModelError
 from planner.fp8_recipes import EXPERT_TENSORS, LAYER_TENSORS, RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR, matrices_of_experts
 from planner.graph.fp8 import Fp8, is_linear, recipe_of
-from planner.graph.operator_graph import Operator
+from planner.graph.operator_graph import Cut, Operator
 from planner.models.experts.delayed import DelayedProducts
 from planner.models.experts.mixture import matrices_of
 from planner.models.experts.rows import activation_of
 from runtime.ops.experts import SplitExperts, split_experts
 from runtime.ops.fp8.delayed_scales import DelayedScales, LayerScales
 from runtime.ops.fp8.fp8_linear import fp8_linear
+from runtime.parameters.fused import all_in_graph, part_of
 
 _GATE, _TENSORS, _FP8 = 3, 6, 11
 """Positions in the arguments of the experts operator: of its first matrix, which is None without a gate; of its
@@ -65,9 +67,11 @@ def recipes_of(operators: Iterable[Operator]) -> dict[str, tuple[Recipe | Expert
     }
 
 
-def scales_of_module(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedScales:
+def scales_of_module(
+    module: nn.Module, recipes: Recipes, fp8: Fp8, cuts: Mapping[str, Cut] | None = None
+) -> DelayedScales:
     """The delayed scales of the layers with `recipes`, as for a plan on one device."""
-    weights: dict[str, torch.Tensor] = dict(module.named_parameters())
+    weights = all_in_graph(dict(module.named_parameters()), cuts or {})
     shapes: dict[str, tuple[int, ...]] = {}
     for name, each in recipes.items():
         for one in each:
@@ -81,45 +85,70 @@ def scales_of_module(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedSc
 
 class SameFp8(TorchFunctionMode):
     """A context for one call of a module, in which the layers with `recipes`, by the names of their weights, are
-    computed in fp8, with these `scales` under delayed scaling."""
+    computed in fp8, with these `scales` under delayed scaling. `cuts` are parameters that are parts of weights."""
 
-    def __init__(self, module: nn.Module, recipes: Recipes, scales: DelayedScales | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        recipes: Recipes,
+        scales: DelayedScales | None = None,
+        cuts: Mapping[str, Cut] | None = None,
+    ) -> None:
         super().__init__()
         weights = dict(module.named_parameters()) if recipes else {}
-        self._recipes = {id(weights[name]): each for name, each in recipes.items()}
-        self._scales = {} if scales is None else {id(weights[name]): scales.of(name) for name in scales.names}
-        self._names = {id(weights[name]): name for name in recipes}
-        self._calls: Counter[int] = Counter()
+        self._parts: dict[int, list[tuple[str, Cut | None]]] = {
+            id(one): [(name, None)] for name, one in weights.items()
+        }
+        for of, each in groupby((cuts or {}).items() if recipes else (), key=lambda one: one[1].of):
+            self._parts[id(weights[of])] = list(each)
+        self._recipes, self._scales = recipes, scales
+        self._calls: Counter[str] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.planner.experts.default:
             first = next((matrix for matrix in args[_GATE:_TENSORS] if matrix is not None), None)
-            how = None if first is None else self._next(first)
+            name = "" if first is None else self._names_of(first)[0][0]
+            how = self._next(name)
             if not isinstance(how, ExpertsIn):
                 return func(*args, **(kwargs or {}))
-            scales = self._scales.get(id(first))
-            if scales is not None:
+            if (scales := self._scales_of(name)) is not None:
                 return _delayed_experts(args[:_TENSORS], how, scales, **(kwargs or {}))
             return func(*args, **(kwargs or {}), fp8=how.fp8, dispatch=how.dispatch)
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) if func is F.linear else {}
         given = {**named, **(kwargs or {})} if named else {}
-        recipe = self._next(given["weight"]) if given else None
-        if not isinstance(recipe, Recipe):
+        parts = self._names_of(given["weight"]) if given else []
+        recipes = [self._next(name) for name, _ in parts]
+        if not any(isinstance(recipe, Recipe) for recipe in recipes):
             return func(*args, **(kwargs or {}))
-        delayed = self._scales.get(id(given["weight"]))
-        return fp8_linear(given["input"], given["weight"], given.get("bias"), recipe, known=delayed)
+        found = []
+        for (name, cut), recipe in zip(parts, recipes, strict=True):
+            weight, bias = given["weight"], given.get("bias")
+            if cut is not None:
+                weight, bias = part_of(weight, cut), None if bias is None else part_of(bias, cut)
+            if isinstance(recipe, Recipe):
+                found.append(fp8_linear(given["input"], weight, bias, recipe, known=self._scales_of(name)))
+            else:
+                found.append(F.linear(given["input"], weight, bias))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
-    def _next(self, weight: torch.Tensor) -> Recipe | ExpertsIn | None:
+    def _names_of(self, weight: torch.Tensor) -> list[tuple[str, Cut | None]]:
+        """The parameters of the graph that a weight is, or into which it is taken apart."""
+        return self._parts.get(id(weight), [("", None)])
+
+    def _scales_of(self, name: str) -> LayerScales | None:
+        return None if self._scales is None or name not in self._scales.names else self._scales.of(name)
+
+    def _next(self, name: str) -> Recipe | ExpertsIn | None:
         """The recipe of the next call with a weight."""
-        each = self._recipes.get(id(weight))
+        each = self._recipes.get(name)
         if each is None:
             return None
-        self._calls[id(weight)] += 1
-        return each[(self._calls[id(weight)] - 1) % len(each)]
+        self._calls[name] += 1
+        return each[(self._calls[name] - 1) % len(each)]
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        unmet = next((name for key, name in self._names.items() if not self._calls[key]), None)
+        unmet = next((name for name in self._recipes if not self._calls[name]), None)
         if error is None and unmet is not None:
             raise ModelError(
                 f"the plan has '{unmet}' in fp8, but the module uses it inside of a function that cannot be traced;"

@@ -41,6 +41,7 @@ from runtime.ops.fp8.fp8_scales import fp8_scales_of_rank
 from runtime.ops.randomness import Draw
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.parameters.after_step import step_ends
+from runtime.parameters.fused import in_module
 from runtime.parameters.kept_buffers import kept_buffers
 from runtime.parameters.shards import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
 from runtime.servers.addresses import Addresses
@@ -364,14 +365,16 @@ class RankStep:
         return self.optimizer.norm
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """The whole weights by name, gathered from all ranks; tied weights under their first name."""
+        """The whole weights of the module by name, gathered from all ranks; tied weights under their first name."""
         held = {name: parameter.whole(self.place) for name, parameter in self.parameters.items()}
-        return self.everywhere({**held, **self.tables.whole()})
+        return in_module(self.everywhere({**held, **self.tables.whole()}), self.bound.graph.cuts)
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
-        """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
+        """The whole gradients of the module's trainable parameters accumulated since the last update, summed over all
+        ranks."""
         trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.trainable}
-        return self.everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
+        found = {name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()}
+        return in_module(self.everywhere(found), self.bound.graph.cuts)
 
     def changed_buffers(self) -> dict[str, torch.Tensor]:
         """The current buffers, by name, that the forward passes change (running statistics), and those that change with

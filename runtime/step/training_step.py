@@ -243,7 +243,7 @@ class TrainingStep:
             else:
                 traced = retrace(training.part)
                 check_numbers(bound.whole, traced if self.plan.schedule_kind.trains else without_updates(traced))
-        settings = self.optimizer.settings.of_parameters((p.name, *p.aliases) for p in graph.parameters)
+        settings = self.optimizer.settings.of_parameters(p.names for p in graph.parameters)
         check_values(self._module, bound, self.place.device)
         rank = RankStep(
             self._module,

@@ -245,9 +245,9 @@ def _named(opened: "Readable", names: str | None, given: str | None) -> "tuple[R
 
 
 def _opened(source: Path) -> "Readable":
-    from runtime.checkpoint.source import open_checkpoint
+    from runtime.checkpoint.fused import opened_in_module
 
-    return open_checkpoint(source)
+    return opened_in_module(source)
 
 
 def _manifest_of(opened: "Readable") -> "Manifest":

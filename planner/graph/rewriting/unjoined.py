@@ -4,20 +4,24 @@
     k ─┼─ cat ─> b s (3 h) ─┼─ slice ──> k      becomes   k ──────────────────────> k
     v ─┘                    └─ ...  ───> v                v ──────────────────────> v
 
-    q, k, v ─ cat ─> b s (3 h) ─ view ─> b s 3 n d ─ unbind ─> q, k, v      and each of them is viewed by itself
+    q, k, v ─ cat ─> b s (3 h) ─ view ─> b s 3 n d ─ permute ─> 3 b n s d ─ unbind ─> q, k, v
 
-Parts of a weight that lie in one tensor in other libraries are joined so (`planner.models.huggingface.taken_apart`).
+In the second case each of them is viewed and permuted by itself. Parts of a weight that lie in one tensor are joined so
+(`planner.models.huggingface.taken_apart`, `planner.graph.rewriting.fused_weights`).
 Cut along h, each device has all of the joined tensor in its own order; each part by itself is cut like any other.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, ValueRef
+from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType, ValueRef
 from planner.graph.rewriting.calls import SPLITS, VIEWS, said_dim, said_slice
 from planner.graph.rewriting.unread import rewired, without_unread
 
-_CAT, _SLICE, _UNBIND = "aten.cat.default", "aten.slice.Tensor", "aten.unbind.int"
+_CAT, _SLICE, _UNBIND, _SELECT = "aten.cat.default", "aten.slice.Tensor", "aten.unbind.int", "aten.select.int"
+_UNFLATTEN = "aten.unflatten.int"
+_OPENS = VIEWS | {_UNFLATTEN}
+"""Operators that may give the parts a dim of their own."""
 
 
 def with_parts_unjoined(graph: OperatorGraph) -> OperatorGraph:
@@ -56,18 +60,19 @@ class _Unjoined:
         parts = [self._parts_read(reader, op.operands, dim) for reader in read]
         if any(each is None for each in parts):
             return
-        for reader, each in zip(read, parts, strict=True):
+        for each in parts:
             assert each is not None
-            if reader.op in VIEWS:
-                self._view_apart(reader, op.operands, each)
-            else:
-                self.names |= each
-            self.gone |= each.keys()
-        self.gone |= {joined, *(_result(reader) for reader in read if reader.op in VIEWS)}
+            self._take(each)
+        self.gone.add(joined)
 
-    def _parts_read(self, reader: Operator, parts: Sequence[str], dim: int) -> dict[str, str] | None:
-        """The part that each result is, of an operator that reads them joined; None where a result is something else.
-        For a view, the results are those of the operators that read it."""
+    def _take(self, found: "_Parts") -> None:
+        self.names |= found.names
+        self.views |= found.views
+        self.types |= found.types
+        self.gone |= found.gone
+
+    def _parts_read(self, reader: Operator, parts: Sequence[str], dim: int) -> "_Parts | None":
+        """What an operator reads that reads the parts joined; None where it reads something else."""
         shapes = [self.graph.types[name].shape for name in parts]
         if any(len(shape) != len(shapes[0]) for shape in shapes):
             return None
@@ -75,41 +80,133 @@ class _Unjoined:
         if reader.op in SPLITS and _along(self.graph, reader, SPLITS[reader.op]) == dim:
             results = [name for name in reader.results if name is not None]
             same = [self.graph.types[name].shape[dim] for name in results] == sizes
-            return dict(zip(results, parts, strict=True)) if same else None
+            return _Parts().rename(dict(zip(results, parts, strict=True))) if same else None
         if reader.op == _SLICE and _along(self.graph, reader, 1) == dim:
             span = said_slice(reader, sum(sizes))
             found = [name for name, each in zip(parts, _places(sizes), strict=True) if (*each, 1) == span]
-            return {_result(reader): found[0]} if found else None
-        if reader.op in VIEWS and len(set(sizes)) == 1:
-            return self._unbound(reader, parts, dim)
+            return _Parts().rename({_result(reader): found[0]}) if found else None
+        if dim == len(shapes[0]) - 1 and len(set(sizes)) == 1 and opened_into(self.graph, reader) == len(parts):
+            return self._opened(reader, parts, dim)
         return None
 
-    def _unbound(self, view: Operator, parts: Sequence[str], dim: int) -> dict[str, str] | None:
+    def _opened(self, view: Operator, parts: Sequence[str], dim: int) -> "_Parts | None":
         """The same of a view that gives the parts a dim of their own, along which they are taken apart."""
-        before, after = self.graph.types[view.operands[0]].shape, self.graph.types[_result(view)].shape
-        if dim != len(before) - 1 or after[: dim + 1] != (*before[:dim], len(parts)):
-            return None
-        found: dict[str, str] = {}
-        for at in self.graph.consumers.get(_result(view), ()):
-            reader = self.graph.operators[at]
-            if reader.op != _UNBIND or _along(self.graph, reader, 1) != dim:
-                return None
-            found |= {name: part for name, part in zip(reader.results, parts, strict=True) if name is not None}
-        return found or None
-
-    def _view_apart(self, view: Operator, parts: Sequence[str], found: Mapping[str, str]) -> None:
-        """View every part by itself, as the view of all has it."""
-        shape = self.graph.types[_result(view)].shape
-        dim = len(self.graph.types[parts[0]].shape) - 1
-        made = {}
+        found, result = _Parts(), _result(view)
+        shape = self.graph.types[result].shape
+        own = [*shape[:dim], *shape[dim + 1 :]]
+        values = {}
         for number, part in enumerate(dict.fromkeys(parts)):
-            name = made[part] = f"{_result(view)} {number}"
-            self.types[name] = replace(self.graph.types[part], shape=(*shape[:dim], *shape[dim + 1 :]))
-        self.views[view.name] = tuple(
-            replace(view, name=name, arguments=(ValueRef(part), self.types[name].shape), keywords=(), results=(name,))
-            for part, name in made.items()
-        )
-        self.names |= {result: made[part] for result, part in found.items()}
+            if own == list(self.graph.types[part].shape):
+                values[part] = part
+            else:
+                op = "aten.view.default" if view.op == _UNFLATTEN else view.op
+                values[part] = found.add(view, number, replace(self.graph.types[part], shape=tuple(own)), op, part)
+        return found if self._apart(result, dim, [values[part] for part in parts], found) else None
+
+    def _apart(self, joined: str, dim: int, values: Sequence[str], found: "_Parts") -> bool:
+        """Whether all that reads a tensor takes it apart along a dim, maybe after it has moved dims. `values` are the
+        parts; what stands for the results goes to `found`."""
+        readers = [self.graph.operators[at] for at in self.graph.consumers.get(joined, ())]
+        found.gone.add(joined)
+        return bool(readers) and all(self._part_of(reader, dim, values, found) for reader in readers)
+
+    def _part_of(self, reader: Operator, dim: int, values: Sequence[str], found: "_Parts") -> bool:
+        rank = len(self.graph.types[reader.operands[0]].shape)
+        if reader.op == _UNBIND and _along(self.graph, reader, 1) == dim:
+            found.rename({name: value for name, value in zip(reader.results, values, strict=True) if name is not None})
+            return True
+        if reader.op == _SELECT and _along(self.graph, reader, 1) == dim:
+            number = reader.arguments[2]
+            if not isinstance(number, int):
+                return False
+            found.rename({_result(reader): values[number]})
+            return True
+        if len(reader.results) != 1 or reader.results[0] is None:
+            return False
+        kind = self.graph.types[reader.results[0]]
+        move = _moved(reader, dim, rank, len(kind.shape))
+        if move is None:
+            return False
+        kind = replace(kind, shape=(*kind.shape[: move.after], *kind.shape[move.after + 1 :]))
+        made = {
+            value: found.add(reader, number, kind, move.op, value, move.arguments) if move.arguments else value
+            for number, value in enumerate(dict.fromkeys(values))
+        }
+        return self._apart(reader.results[0], move.after, [made[value] for value in values], found)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What stands for the results of operators that read parts: the same fields as those of `_Unjoined`."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    views: dict[str, tuple[Operator, ...]] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+
+    def rename(self, names: Mapping[str, str]) -> "_Parts":
+        """Let parts stand for results, as they are."""
+        self.names |= names
+        self.gone |= names.keys()
+        return self
+
+    def add(
+        self, old: Operator, number: int, kind: TensorType, op: str, operand: str, arguments: tuple[Argument, ...] = ()
+    ) -> str:
+        """An operator on one part in place of an operator on all of them, with its result, which it returns. A view has
+        the shape of its result for an argument."""
+        name = f"{_result(old)} {number}"
+        self.types[name] = kind
+        given = (ValueRef(operand), *(arguments or (kind.shape,)))
+        made = replace(old, op=op, name=name, arguments=given, keywords=(), results=(name,))
+        self.views[old.name] = (*self.views.get(old.name, ()), made)
+        return name
+
+
+def opened_into(graph: OperatorGraph, view: Operator) -> int:
+    """The number of parts of which a view of a tensor gives its last dim a dim of their own; 1 for other operators."""
+    if view.op not in _OPENS:
+        return 1
+    before, after = graph.types[view.operands[0]].shape, graph.types[_result(view)].shape
+    dim = len(before) - 1
+    return after[dim] if len(after) > dim + 1 and after[:dim] == before[:dim] else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Move:
+    """What an operator that moves dims is for a tensor without one of them: another operator with these arguments, or
+    nothing (no arguments). `after` is where that dim is afterwards."""
+
+    op: str
+    arguments: tuple[Argument, ...]
+    after: int
+
+
+def _moved(op: Operator, dim: int, before: int, ranks_after: int) -> _Move | None:
+    """What an operator is for a tensor without a dim, of `before` dims with it; None for one that does not move dims,
+    adds none of length one and drops none of the others."""
+    said = op.arguments[1:]
+    numbers = [one for one in said if isinstance(one, int)]
+    if op.op == "aten.permute.default" and isinstance(said[0], tuple):
+        return _ordered([one % before for one in said[0] if isinstance(one, int)], dim)
+    if op.op == "aten.transpose.int" and len(numbers) == 2:
+        order = list(range(before))
+        first, second = (one % before for one in numbers)
+        order[first], order[second] = second, first
+        return _ordered(order, dim)
+    if op.op == "aten.unsqueeze.default" and len(numbers) == 1:
+        at = numbers[0] % (before + 1)
+        return _Move(op=op.op, arguments=(at - (at > dim),), after=dim + (at <= dim))
+    if op.op == "aten.squeeze.dim" and len(numbers) == 1 and ranks_after == before - 1:
+        at = numbers[0] % before
+        return None if at == dim else _Move(op=op.op, arguments=(at - (at > dim),), after=dim - (at < dim))
+    return None
+
+
+def _ordered(order: Sequence[int], dim: int) -> _Move:
+    own = tuple(one - (one > dim) for one in order if one != dim)
+    same = own == tuple(range(len(own)))
+    return _Move(op="aten.permute.default", arguments=() if same else (own,), after=order.index(dim))
 
 
 def _result(op: Operator) -> str:
