@@ -50,8 +50,8 @@ class OptimizerSettings:
             raise RequestError(f"OptimizerSettings: betas={betas!r:.40}; give two numbers of 0 or more, below 1")
 
     def of_parameters(self, names: Iterable[Sequence[str]]) -> "OptimizerSettings":
-        """The same settings, with `undecayed` translated to the first of each parameter's names; parts of a weight share
-        its name. Raises RequestError for a name that no parameter has."""
+        """The same settings, with `undecayed` translated to the first of each parameter's names; parts of a weight
+        share its name. Raises RequestError for a name that no parameter has."""
         first: dict[str, list[str]] = {}
         for own in names:
             for name in own:
