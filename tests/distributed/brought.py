@@ -452,3 +452,45 @@ def images() -> Example:
     model = StackedSamples(Images(), packed=("patches",), known={"sizes": Images.SIZES})
     batch = {"tokens": tokens[0], "patches": torch.randn(BATCH, 12, 6), "labels": tokens[1]}
     return model, (), batch
+
+
+class FusedBlock(nn.Module):
+    """Layers whose weights hold several matrices, taken apart in the ways in which people write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries_first = nn.Linear(HIDDEN, 2 * HIDDEN, bias=False)  # four heads, of which pairs share a key
+        self.alike, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.attention = nn.MultiheadAttention(HIDDEN, 4, batch_first=True)
+        self.gate_up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(2 * HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        samples, steps, _ = x.shape
+        heads = lambda one: one.view(samples, steps, -1, HIDDEN // 4).transpose(1, 2)  # noqa: E731
+        fused = self.queries_first(x)
+        q, k, v = fused[..., :HIDDEN], fused[..., HIDDEN : HIDDEN * 3 // 2], fused[..., HIDDEN * 3 // 2 :]
+        attended = F.scaled_dot_product_attention(heads(q), heads(k), heads(v), is_causal=True, enable_gqa=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        q, k, v = self.alike(x).reshape(samples, steps, 3, 4, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY)
+        self.blocks = nn.ModuleList(FusedBlock() for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def fused() -> Example:
+    tokens = torch.randint(VOCABULARY, (2, BATCH, 16))
+    return Fused(), (tokens[0], tokens[1]), {}

@@ -11,6 +11,8 @@ from planner.graph.tracing.on_meta import on_meta
 from planner.plan.file import dump_plan, parse_plan
 from planner.strategy_search.objectives import plan_for
 from runtime import audit
+from runtime.checkpoint.fused import opened_in_module
+from runtime.checkpoint.offline import merge
 from tests.contract.test_priced_is_emitted import cluster_of
 from tests.distributed import brought, tasks_brought
 from tests.refusals import refused
@@ -42,6 +44,37 @@ def test_a_planned_model_runs_on_one_process(name: str) -> None:
 def test_a_planned_model_runs_on_two_processes(name: str, degree: str, pair) -> None:
     text = planned(name, 2, global_batch=4, **{degree: 2})
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.cases(0)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"tensor": 2},
+        pytest.param({"data": 2, "zero": 3, "micro_batches": 2, "optimizer": "lamb"}, marks=pytest.mark.thorough),
+        pytest.param({"tensor": 2, "optimizer": "muon", "clip_norm": 1.0}, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+def test_weights_that_hold_several_matrices(how: dict[str, object], pair) -> None:
+    text = planned("fused", 2, global_batch=4, **how)
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+
+
+@pytest.mark.slow
+def test_any_plan_loads_checkpoints_of_such_weights(tmp_path, pair) -> None:
+    """And files of the module, with its own names, are written from them, which any plan loads."""
+    cut, whole = (planned("fused", 2, global_batch=4, **{degree: 2}) for degree in ("tensor", "data"))
+    pair.run("tasks_brought", "saved", cut, str(tmp_path / "own"))
+    source = opened_in_module(tmp_path / "own")
+    assert source.manifest is not None
+    merged = merge(source, source.manifest, tmp_path / "merged")
+    assert merged.tensors.keys() == brought.fused()[0].state_dict().keys()
+    for name, weights in (("own", False), ("merged", True)):
+        found = [pair.run("tasks_brought", "continued", text, str(tmp_path / name), weights) for text in (cut, whole)]
+        assert max(difference for each in found for difference, _ in each) < 1.0
+        assert found[0][0][1] == pytest.approx(found[1][0][1], rel=1e-5)
 
 
 MASKED: dict[str, dict[str, object]] = {
