@@ -8,9 +8,9 @@
        └─ linear, h i ─> v
 
 The same holds for gate and up of a gated MLP, and for `nn.MultiheadAttention`. A layer is taken apart where all that
-reads its result takes it apart at the same places (`planner.graph.rewriting.unjoined`), and where its weight and bias
-have no other reader and no other name. The module keeps its weight: `Parameter.cut` says where in it each parameter
-lies. Results and gradients are the same. Muon and LAMB update each matrix by itself.
+reads its result takes it apart at the same places (`planner.graph.rewriting.unjoined`), where all parts are read, and
+where its weight and bias have no other reader and no other name. The module keeps its weight: `Parameter.cut` says
+where in it each parameter lies. Results and gradients are the same. Muon and LAMB update each matrix by itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +30,15 @@ def with_fused_weights_apart(graph: OperatorGraph) -> OperatorGraph:
     layers = {op.name: found for op in graph.operators if (found := _fused(graph, op, known)) is not None}
     while layers:
         apart = with_parts_unjoined(_with_layers(graph, layers))
-        whole = {op.name for op in apart.operators if op.op == _CAT} & layers.keys()
-        if not whole:
+        joined = {op.name for op in apart.operators if op.op == _CAT}
+        left = {
+            name: layer
+            for name, layer in layers.items()
+            if name not in joined and all(part in apart.consumers for part in layer.parts)
+        }
+        if len(left) == len(layers):
             return apart
-        layers = {name: layer for name, layer in layers.items() if name not in whole}
+        layers = left
     return graph
 
 
@@ -44,6 +49,11 @@ class _Fused:
     op: Operator
     sizes: tuple[int, ...]
     parameters: tuple[Parameter, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The values that are its result, part by part."""
+        return tuple(f"{self.op.results[0]} part {number}" for number in range(len(self.sizes)))
 
 
 def _fused(graph: OperatorGraph, op: Operator, known: Mapping[str, Parameter]) -> _Fused | None:
@@ -124,12 +134,9 @@ def _apart(
 ) -> Iterator[Operator]:
     (result,) = op.results
     assert result is not None
-    parts = []
-    for number, size in enumerate(layer.sizes):
-        part = f"{result} part {number}"
+    for number, (part, size) in enumerate(zip(layer.parts, layer.sizes, strict=True)):
         types[part] = replace(types[result], shape=(*types[result].shape[:-1], size))
         held = (ValueRef(pieces[one.name][number].name) for one in layer.parameters)
         given = (op.arguments[0], *held)
         yield replace(op, name=part, arguments=(*given, *op.arguments[len(given) :]), results=(part,))
-        parts.append(ValueRef(part))
-    yield replace(op, op=_CAT, arguments=(tuple(parts), -1), keywords=())
+    yield replace(op, op=_CAT, arguments=(tuple(map(ValueRef, layer.parts)), -1), keywords=())

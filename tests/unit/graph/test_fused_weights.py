@@ -67,6 +67,8 @@ WHOLE = {
     "along a sequence": lambda y: product(y.chunk(4, 1)[:3]),
     "a part of it": lambda y: y[..., :WIDTH],
     "heads outermost": lambda y: product(y.view(2, 4, 2, 3, 3).unbind(3)),
+    "the first part": lambda y: y.chunk(3, -1)[0],
+    "two of three": lambda y: torch.mul(*y.view(2, 4, 3, WIDTH).unbind(2)[:2]),
     "every second": lambda y: y[..., ::2],
 }
 
