@@ -19,9 +19,24 @@ from itertools import pairwise
 
 from planner.graph.operator_graph import Cut, Operator, OperatorGraph, Parameter, TensorType, ValueRef
 from planner.graph.rewriting.calls import SPLITS, said_dim, said_slice
-from planner.graph.rewriting.unjoined import opened_into, with_parts_unjoined
+from planner.graph.rewriting.unjoined import keeps_last, opened_into, with_parts_unjoined
 
-_LINEAR, _CAT, _SLICE = "aten.linear.default", "aten.cat.default", "aten.slice.Tensor"
+_CAT, _SLICE = "aten.cat.default", "aten.slice.Tensor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """The positions of weight and bias among the arguments of a product, and the dim of the weight with the outputs."""
+
+    weight: int
+    bias: int
+    outputs: int
+
+
+_LAYERS = {
+    "aten.linear.default": _Layer(weight=1, bias=2, outputs=0),
+    "aten.addmm.default": _Layer(weight=2, bias=0, outputs=1),  # `Conv1D` of transformers
+}
 
 
 def with_fused_weights_apart(graph: OperatorGraph) -> OperatorGraph:
@@ -44,11 +59,12 @@ def with_fused_weights_apart(graph: OperatorGraph) -> OperatorGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fused:
-    """A linear layer: its operator, the rows of each matrix in its weight, and the weight and bias."""
+    """A linear layer: its operator, the number of outputs of each matrix in its weight, and the dim in which weight and
+    bias have them."""
 
     op: Operator
     sizes: tuple[int, ...]
-    parameters: tuple[Parameter, ...]
+    parameters: Mapping[str, int]
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -57,16 +73,21 @@ class _Fused:
 
 
 def _fused(graph: OperatorGraph, op: Operator, known: Mapping[str, Parameter]) -> _Fused | None:
-    if op.op != _LINEAR or any(name not in known for name in op.operands[1:]):
+    layer = _LAYERS.get(op.op)
+    if layer is None or op.keywords:
         return None
-    held = tuple(known[name] for name in op.operands[1:])
+    given = {place: argument for place, argument in enumerate(op.arguments) if isinstance(argument, ValueRef)}
+    held = {given[at].name: dim for at, dim in ((layer.weight, layer.outputs), (layer.bias, 0)) if at in given}
+    alone = all(
+        name in known and not known[name].aliases and len(graph.consumers[name]) == 1 and graph.types[name].shape
+        for name in held
+    )
     (result,) = op.results
-    assert result is not None
-    alone = all(not one.aliases and len(graph.consumers[one.name]) == 1 for one in held)
-    if not alone or len(held) != len(set(held)) or result == graph.loss:
+    if not alone or layer.weight not in given or result is None:
         return None
     sizes = _sizes(graph, result)
-    return None if sizes is None else _Fused(op=op, sizes=sizes, parameters=held)
+    fits = sizes is not None and all(graph.types[name].shape[dim] == sum(sizes) for name, dim in held.items())
+    return _Fused(op=op, sizes=sizes, parameters=held) if fits and sizes is not None else None
 
 
 def _sizes(graph: OperatorGraph, name: str) -> tuple[int, ...] | None:
@@ -74,6 +95,9 @@ def _sizes(graph: OperatorGraph, name: str) -> tuple[int, ...] | None:
     shape = graph.types[name].shape
     last, extent = len(shape) - 1, shape[-1]
     readers = [graph.operators[at] for at in graph.consumers.get(name, ())]
+    if len(readers) == 1 and keeps_last(graph, readers[0]):
+        (viewed,) = readers[0].results
+        return None if viewed is None else _sizes(graph, viewed)
     spans = set[tuple[int, int]]()
     for reader in readers:
         if reader.op in SPLITS and _dim(reader, SPLITS[reader.op], last) == last and None not in reader.results:
@@ -107,25 +131,26 @@ def _ends(sizes: Sequence[int]) -> Iterator[int]:
 def _with_layers(graph: OperatorGraph, layers: Mapping[str, _Fused]) -> OperatorGraph:
     """`graph` with a linear layer for each matrix, and their results joined, in place of these layers."""
     types, operators = dict(graph.types), list[Operator]()
+    known = {parameter.name: parameter for parameter in graph.parameters}
     pieces = dict[str, tuple[Parameter, ...]]()
     for op in graph.operators:
         if op.name not in layers:
             operators.append(op)
             continue
         layer = layers[op.name]
-        for one in layer.parameters:
-            pieces[one.name] = tuple(_pieces(one, layer.sizes))
-            whole = types.pop(one.name)
-            for piece, size in zip(pieces[one.name], layer.sizes, strict=True):
-                types[piece.name] = replace(whole, shape=(size, *whole.shape[1:]))
+        for name, dim in layer.parameters.items():
+            pieces[name] = tuple(_pieces(known[name], dim, layer.sizes))
+            whole = types.pop(name)
+            for piece, size in zip(pieces[name], layer.sizes, strict=True):
+                types[piece.name] = replace(whole, shape=(*whole.shape[:dim], size, *whole.shape[dim + 1 :]))
         operators += _apart(op, layer, pieces, types)
     parameters = tuple(piece for one in graph.parameters for piece in pieces.get(one.name, (one,)))
     return replace(graph, types=types, parameters=parameters, operators=tuple(operators))
 
 
-def _pieces(whole: Parameter, sizes: Sequence[int]) -> Iterator[Parameter]:
+def _pieces(whole: Parameter, dim: int, sizes: Sequence[int]) -> Iterator[Parameter]:
     for number, (start, end) in enumerate(pairwise(_ends(sizes))):
-        cut = Cut(of=whole.name, dim=0, start=start, length=end - start)
+        cut = Cut(of=whole.name, dim=dim, start=start, length=end - start)
         yield Parameter(name=f"{whole.name}[{number}]", trainable=whole.trainable, cut=cut)
 
 
@@ -136,7 +161,6 @@ def _apart(
     assert result is not None
     for number, (part, size) in enumerate(zip(layer.parts, layer.sizes, strict=True)):
         types[part] = replace(types[result], shape=(*types[result].shape[:-1], size))
-        held = (ValueRef(pieces[one.name][number].name) for one in layer.parameters)
-        given = (op.arguments[0], *held)
-        yield replace(op, name=part, arguments=(*given, *op.arguments[len(given) :]), results=(part,))
+        own = {name: pieces[name][number].name for name in layer.parameters}
+        yield replace(op.reading(own), name=part, results=(part,))
     yield replace(op, op=_CAT, arguments=(tuple(map(ValueRef, layer.parts)), -1), keywords=())

@@ -6,9 +6,9 @@
 
     q, k, v ─ cat ─> b s (3 h) ─ view ─> b s 3 n d ─ permute ─> 3 b n s d ─ unbind ─> q, k, v
 
-In the second case each of them is viewed and permuted by itself. Parts of a weight that lie in one tensor are joined so
-(`planner.models.huggingface.taken_apart`, `planner.graph.rewriting.fused_weights`).
-Cut along h, each device has all of the joined tensor in its own order; each part by itself is cut like any other.
+In the second case each of them is viewed and permuted by itself. Parts of a weight are joined so, too
+(`planner.graph.rewriting.fused_weights`). Cut along h, each device has all of the joined tensor in its own order; each
+part by itself is cut like any other.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,141 +26,134 @@ _OPENS = VIEWS | {_UNFLATTEN}
 
 def with_parts_unjoined(graph: OperatorGraph) -> OperatorGraph:
     """`graph` without joined tensors that are read in the parts that were joined, and in no other way."""
-    found = _Unjoined(graph)
+    found = _Parts(graph)
+    kept = {graph.loss, *(value for _, value in graph.updates)}
     for op in graph.operators:
-        if op.op == _CAT:
-            found.visit(op)
+        if op.op == _CAT and _result(op) not in kept:
+            found.join(op)
     if not found.names:
         return graph
-    operators = [new for op in graph.operators for new in (*found.views.get(op.name, ()), op.reading(found.names))]
+    operators = [new for op in graph.operators for new in (*found.made.get(op.name, ()), op.reading(found.names))]
     left = replace(rewired(graph, operators, found.names), types={**graph.types, **found.types})
     return without_unread(left, found.gone)
 
 
 @dataclass(slots=True)
-class _Unjoined:
-    """What stands for the parts that are read of joined tensors: `names` of the values, `views` of parts that are made
-    before an operator, and their `types`. Nothing reads the values in `gone` any more."""
+class _Parts:
+    """What stands for the results of operators that read parts of joined tensors: `names` of the values, operators on
+    one part `made` before an operator on all of them, and their `types`. Nothing reads the values in `gone` any more.
+    """
 
     graph: OperatorGraph
     names: dict[str, str] = field(default_factory=dict)
-    views: dict[str, tuple[Operator, ...]] = field(default_factory=dict)
+    made: dict[str, tuple[Operator, ...]] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
 
-    def visit(self, op: Operator) -> None:
+    def join(self, op: Operator) -> None:
         """Look at an operator that joins tensors."""
-        joined = _result(op)
         dim = _along(self.graph, op, 1)
-        dtypes = {self.graph.types[name].dtype for name in (*op.operands, joined)}
-        read = [self.graph.operators[at] for at in self.graph.consumers.get(joined, ())]
-        kept = {self.graph.loss, *(value for _, value in self.graph.updates)}
-        if dim is None or not read or joined in kept or len(dtypes) > 1:  # a join may convert its parts
+        kinds = [self.graph.types[name] for name in op.operands]
+        alike = len({(kind.dtype, len(kind.shape)) for kind in (*kinds, self.graph.types[_result(op)])}) == 1
+        if dim is None or not alike:  # a join may convert its parts
             return
-        parts = [self._parts_read(reader, op.operands, dim) for reader in read]
-        if any(each is None for each in parts):
-            return
-        for each in parts:
-            assert each is not None
-            self._take(each)
-        self.gone.add(joined)
+        found = _Parts(self.graph)
+        if found._joined(_result(op), dim, op.operands):
+            self.names |= found.names
+            self.made |= found.made
+            self.types |= found.types
+            self.gone |= found.gone
 
-    def _take(self, found: "_Parts") -> None:
-        self.names |= found.names
-        self.views |= found.views
-        self.types |= found.types
-        self.gone |= found.gone
+    def _readers(self, name: str) -> list[Operator]:
+        self.gone.add(name)
+        return [self.graph.operators[at] for at in self.graph.consumers.get(name, ())]
 
-    def _parts_read(self, reader: Operator, parts: Sequence[str], dim: int) -> "_Parts | None":
-        """What an operator reads that reads the parts joined; None where it reads something else."""
-        shapes = [self.graph.types[name].shape for name in parts]
-        if any(len(shape) != len(shapes[0]) for shape in shapes):
-            return None
-        sizes = [shape[dim] for shape in shapes]
+    def _joined(self, name: str, dim: int, parts: Sequence[str]) -> bool:
+        """Whether all that reads a tensor, in which parts lie behind each other along a dim, reads the parts."""
+        readers = self._readers(name)
+        return bool(readers) and all(self._of_joined(reader, dim, parts) for reader in readers)
+
+    def _of_joined(self, reader: Operator, dim: int, parts: Sequence[str]) -> bool:
+        kinds = [self._type(part) for part in parts]
+        sizes = [kind.shape[dim] for kind in kinds]
         if reader.op in SPLITS and _along(self.graph, reader, SPLITS[reader.op]) == dim:
             results = [name for name in reader.results if name is not None]
             same = [self.graph.types[name].shape[dim] for name in results] == sizes
-            return _Parts().rename(dict(zip(results, parts, strict=True))) if same else None
+            return same and self._stand(dict(zip(results, parts, strict=True)))
         if reader.op == _SLICE and _along(self.graph, reader, 1) == dim:
             span = said_slice(reader, sum(sizes))
             found = [name for name, each in zip(parts, _places(sizes), strict=True) if (*each, 1) == span]
-            return _Parts().rename({_result(reader): found[0]}) if found else None
-        if dim == len(shapes[0]) - 1 and len(set(sizes)) == 1 and opened_into(self.graph, reader) == len(parts):
-            return self._opened(reader, parts, dim)
-        return None
+            return bool(found) and self._stand({_result(reader): found[0]})
+        if dim != len(kinds[0].shape) - 1:
+            return False
+        if keeps_last(self.graph, reader):
+            before = self.graph.types[_result(reader)].shape[:-1]
+            own = [replace(kind, shape=(*before, size)) for kind, size in zip(kinds, sizes, strict=True)]
+            return self._joined(_result(reader), len(before), self._each(reader, parts, own))
+        if opened_into(self.graph, reader) != len(parts) or len(set(sizes)) > 1:
+            return False
+        shape = self.graph.types[_result(reader)].shape
+        own = [replace(kind, shape=(*shape[:dim], *shape[dim + 1 :])) for kind in kinds]
+        return self._stacked(_result(reader), dim, self._each(reader, parts, own))
 
-    def _opened(self, view: Operator, parts: Sequence[str], dim: int) -> "_Parts | None":
-        """The same of a view that gives the parts a dim of their own, along which they are taken apart."""
-        found, result = _Parts(), _result(view)
-        shape = self.graph.types[result].shape
-        own = [*shape[:dim], *shape[dim + 1 :]]
-        values = {}
-        for number, part in enumerate(dict.fromkeys(parts)):
-            if own == list(self.graph.types[part].shape):
-                values[part] = part
-            else:
-                op = "aten.view.default" if view.op == _UNFLATTEN else view.op
-                values[part] = found.add(view, number, replace(self.graph.types[part], shape=tuple(own)), op, part)
-        return found if self._apart(result, dim, [values[part] for part in parts], found) else None
+    def _stacked(self, name: str, dim: int, parts: Sequence[str]) -> bool:
+        """Whether all that reads a tensor, in which parts have a dim of their own, takes them apart along that dim,
+        maybe after it has moved dims."""
+        readers = self._readers(name)
+        return bool(readers) and all(self._of_stacked(reader, dim, parts) for reader in readers)
 
-    def _apart(self, joined: str, dim: int, values: Sequence[str], found: "_Parts") -> bool:
-        """Whether all that reads a tensor takes it apart along a dim, maybe after it has moved dims. `values` are the
-        parts; what stands for the results goes to `found`."""
-        readers = [self.graph.operators[at] for at in self.graph.consumers.get(joined, ())]
-        found.gone.add(joined)
-        return bool(readers) and all(self._part_of(reader, dim, values, found) for reader in readers)
-
-    def _part_of(self, reader: Operator, dim: int, values: Sequence[str], found: "_Parts") -> bool:
-        rank = len(self.graph.types[reader.operands[0]].shape)
+    def _of_stacked(self, reader: Operator, dim: int, parts: Sequence[str]) -> bool:
         if reader.op == _UNBIND and _along(self.graph, reader, 1) == dim:
-            found.rename({name: value for name, value in zip(reader.results, values, strict=True) if name is not None})
-            return True
+            results = zip(reader.results, parts, strict=True)
+            return self._stand({name: part for name, part in results if name is not None})
         if reader.op == _SELECT and _along(self.graph, reader, 1) == dim:
             number = reader.arguments[2]
-            if not isinstance(number, int):
-                return False
-            found.rename({_result(reader): values[number]})
-            return True
-        if len(reader.results) != 1 or reader.results[0] is None:
+            return isinstance(number, int) and self._stand({_result(reader): parts[number]})
+        if len(reader.results) != 1:
             return False
-        kind = self.graph.types[reader.results[0]]
-        move = _moved(reader, dim, rank, len(kind.shape))
+        result = _result(reader)
+        shape = self.graph.types[result].shape
+        move = _moved(reader, dim, len(self.graph.types[reader.operands[0]].shape), len(shape))
         if move is None:
             return False
-        kind = replace(kind, shape=(*kind.shape[: move.after], *kind.shape[move.after + 1 :]))
-        made = {
-            value: found.add(reader, number, kind, move.op, value, move.arguments) if move.arguments else value
-            for number, value in enumerate(dict.fromkeys(values))
-        }
-        return self._apart(reader.results[0], move.after, [made[value] for value in values], found)
+        if move.arguments:
+            kind = replace(self.graph.types[result], shape=(*shape[: move.after], *shape[move.after + 1 :]))
+            parts = self._each(reader, parts, [kind] * len(parts), move)
+        return self._stacked(result, move.after, parts)
 
+    def _type(self, name: str) -> TensorType:
+        return self.types[name] if name in self.types else self.graph.types[name]
 
-@dataclass(slots=True)
-class _Parts:
-    """What stands for the results of operators that read parts: the same fields as those of `_Unjoined`."""
-
-    names: dict[str, str] = field(default_factory=dict)
-    views: dict[str, tuple[Operator, ...]] = field(default_factory=dict)
-    types: dict[str, TensorType] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-
-    def rename(self, names: Mapping[str, str]) -> "_Parts":
+    def _stand(self, names: Mapping[str, str]) -> bool:
         """Let parts stand for results, as they are."""
         self.names |= names
         self.gone |= names.keys()
-        return self
+        return True
 
-    def add(
-        self, old: Operator, number: int, kind: TensorType, op: str, operand: str, arguments: tuple[Argument, ...] = ()
-    ) -> str:
-        """An operator on one part in place of an operator on all of them, with its result, which it returns. A view has
-        the shape of its result for an argument."""
-        name = f"{_result(old)} {number}"
-        self.types[name] = kind
-        given = (ValueRef(operand), *(arguments or (kind.shape,)))
-        made = replace(old, op=op, name=name, arguments=given, keywords=(), results=(name,))
-        self.views[old.name] = (*self.views.get(old.name, ()), made)
-        return name
+    def _each(
+        self, old: Operator, parts: Sequence[str], kinds: Sequence[TensorType], move: "_Move | None" = None
+    ) -> list[str]:
+        """Parts after a view of each to its shape, or after a move of its dims, where an operator did so with all."""
+        found: dict[str, str] = {}
+        for number, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
+            if part in found or (move is None and kind.shape == self._type(part).shape):
+                found.setdefault(part, part)
+                continue
+            name = found[part] = f"{_result(old)} {number}"
+            self.types[name] = kind
+            op = move.op if move is not None else old.op if old.op in VIEWS else "aten.view.default"
+            given = move.arguments if move is not None else (kind.shape,)
+            new = replace(old, op=op, name=name, arguments=(ValueRef(part), *given), keywords=(), results=(name,))
+            self.made[old.name] = (*self.made.get(old.name, ()), new)
+        return [found[part] for part in parts]
+
+
+def keeps_last(graph: OperatorGraph, view: Operator) -> bool:
+    """Whether an operator views other dims of a tensor than the last one."""
+    if view.op not in VIEWS:
+        return False
+    before, after = graph.types[view.operands[0]].shape, graph.types[_result(view)].shape
+    return bool(before) and bool(after) and before[-1] == after[-1]
 
 
 def opened_into(graph: OperatorGraph, view: Operator) -> int:

@@ -1,4 +1,4 @@
-"""Names of a model that transformers has built, whose fused weights are taken apart here
+"""Names of a model that transformers has built, whose matrices of experts are taken apart here
 (`planner.models.huggingface.taken_apart`).
 
     here                             in the module of transformers    in its files

@@ -4,6 +4,7 @@ are divided by tensor parallelism as those of a Llama are."""
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,12 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
         "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2, "max_position_embeddings": 64, "head_dim": 8,
     },
 }  # fmt: skip
-MODELS = ("phi3", "gpt2", "mpt", "modernbert", "llama4", "ling", *OTHERS)
+EXPERTS = ("llama4", "ling", "longcat")
+LAYERS: Mapping[str, Mapping[str, int]] = {
+    "phi3": {"qkv_proj": 3, "gate_up_proj": 2}, "gpt2": {"c_attn": 3}, "mpt": {"Wqkv": 3},
+    "modernbert": {"Wqkv": 3, "Wi": 2}, "glm": {"gate_up_proj": 2}, "glm4": {"gate_up_proj": 2},
+}  # fmt: skip
+"""For each model the layers whose weights hold several matrices, and how many."""
 
 
 def config_of(name: str, folder: Path, **changed: Any) -> str:
@@ -56,7 +62,7 @@ def loss_and_gradients(built: BuiltModel) -> tuple[float, dict[str, torch.Tensor
     return float(loss.detach()), together(built.module, gradients)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EXPERTS)
 def test_parts_compute_what_the_whole_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, loss and gradients; in the graph a product reads every part, and nothing is joined for it."""
     reference = config_of(name, tmp_path)
@@ -82,6 +88,20 @@ def test_parts_compute_what_the_whole_does(name: str, tmp_path: Path, monkeypatc
     assert all(by <= kinds for by in read.values()), read
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_taken_apart_in_the_graph(name: str, tmp_path: Path) -> None:
+    """All of them; a product reads every part, and nothing is joined or taken apart for it."""
+    built = build_model(config_of(name, tmp_path), dtype="float32", sequence_length=16)
+    graph = trace(built.module, built.args, built.kwargs)
+    parts = Counter(cut.of for cut in graph.cuts.values() if cut.of.endswith(".weight"))
+    layers = {key.removesuffix(".weight").rpartition(".")[2]: count for key, count in parts.items()}
+    assert layers == LAYERS[name]
+    wanted = [key for key, _ in built.module.named_parameters() if key.split(".")[-2] in LAYERS[name]]
+    assert {cut.of for cut in graph.cuts.values()} == set(wanted)
+    read = {graph.operators[at].op for part in graph.cuts for at in graph.consumers[part]}
+    assert read <= {"aten.linear.default", "aten.addmm.default"}
+
+
 def test_layers_stay_whole_where_adapters_are_named_after_them(tmp_path: Path) -> None:
     reference = f"{config_of('phi3', tmp_path)}+lora=4+lora_layers=qkv_proj"
     names = [name for name, _ in build_model(reference, dtype="float32", sequence_length=16).module.named_parameters()]
@@ -91,8 +111,8 @@ def test_layers_stay_whole_where_adapters_are_named_after_them(tmp_path: Path) -
 def test_clipped_queries_stay_with_keys_and_values(tmp_path: Path) -> None:
     """They are clipped before they are split."""
     attention = {"attn_config": {"clip_qkv": 3.0}}
-    module = build_model(config_of("mpt", tmp_path, **attention), dtype="float32", sequence_length=16).module
-    assert not list(pieces_of(module))
+    built = build_model(config_of("mpt", tmp_path, **attention), dtype="float32", sequence_length=16)
+    assert not trace(built.module, built.args, built.kwargs).cuts
 
 
 def test_models_are_known_without_loading_pytorch() -> None:
