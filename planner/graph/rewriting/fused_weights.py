@@ -29,13 +29,14 @@ class _Layer:
     """The positions of weight and bias among the arguments of a product, and the dim of the weight with the outputs."""
 
     weight: int
-    bias: int
     outputs: int
+    bias: int | None = None
 
 
 _LAYERS = {
-    "aten.linear.default": _Layer(weight=1, bias=2, outputs=0),
-    "aten.addmm.default": _Layer(weight=2, bias=0, outputs=1),  # `Conv1D` of transformers
+    "aten.linear.default": _Layer(weight=1, outputs=0, bias=2),
+    "aten.addmm.default": _Layer(weight=2, outputs=1, bias=0),  # `Conv1D` of transformers
+    "aten.matmul.default": _Layer(weight=1, outputs=1),
 }
 
 
@@ -78,12 +79,11 @@ def _fused(graph: OperatorGraph, op: Operator, known: Mapping[str, Parameter]) -
         return None
     given = {place: argument for place, argument in enumerate(op.arguments) if isinstance(argument, ValueRef)}
     held = {given[at].name: dim for at, dim in ((layer.weight, layer.outputs), (layer.bias, 0)) if at in given}
-    alone = all(
-        name in known and not known[name].aliases and len(graph.consumers[name]) == 1 and graph.types[name].shape
-        for name in held
-    )
+    alone = all(name in known and not known[name].aliases and len(graph.consumers[name]) == 1 for name in held)
     (result,) = op.results
     if not alone or layer.weight not in given or result is None:
+        return None
+    if len(graph.types[given[layer.weight].name].shape) != 2:
         return None
     sizes = _sizes(graph, result)
     fits = sizes is not None and all(graph.types[name].shape[dim] == sum(sizes) for name, dim in held.items())
@@ -112,7 +112,8 @@ def _sizes(graph: OperatorGraph, name: str) -> tuple[int, ...] | None:
     ends = sorted(spans)
     covered = bool(ends) and ends[0][0] == 0 and ends[-1][1] == extent
     covered = covered and all(before[1] == after[0] for before, after in pairwise(ends))
-    return tuple(end - start for start, end in ends) if covered and len(ends) > 1 else None
+    lengths = tuple(end - start for start, end in ends)
+    return lengths if covered and len(lengths) > 1 and min(lengths) > 1 else None  # one output cannot be cut
 
 
 def _dim(op: Operator, place: int, last: int) -> int | None:

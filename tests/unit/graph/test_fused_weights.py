@@ -56,6 +56,22 @@ def test_the_bias_is_taken_apart_beside_the_weight() -> None:
     assert [found[f"layer.bias[{at}]"] for at in range(3)] == [(WIDTH,)] * 3
 
 
+class Turned(nn.Module):
+    """A weight with its inputs first, as a parameter of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 3 * WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return product((x @ self.weight).chunk(3, -1)).square().sum()
+
+
+def test_a_weight_with_its_inputs_first_is_cut_along_its_last_dim() -> None:
+    cuts = trace(Turned(), (torch.randn(2, 4, WIDTH),)).cuts
+    assert [(cut.dim, cut.start, cut.length) for cut in cuts.values()] == [(1, 0, 6), (1, 6, 6), (1, 12, 6)]
+
+
 def test_matrices_of_several_sizes() -> None:
     found = parameters_of(lambda y: y.split([12, 3, 3], dim=-1)[0] + torch.cat(y.split([12, 3, 3], dim=-1)[1:] * 2, -1))
     assert [*found.values()] == [(12, WIDTH), (3, WIDTH), (3, WIDTH)]
@@ -69,6 +85,7 @@ WHOLE = {
     "heads outermost": lambda y: product(y.view(2, 4, 2, 3, 3).unbind(3)),
     "the first part": lambda y: y.chunk(3, -1)[0],
     "two of three": lambda y: torch.mul(*y.view(2, 4, 3, WIDTH).unbind(2)[:2]),
+    "single outputs": lambda y: torch.stack(y.unbind(-1)[::-1]).cumsum(0),
     "every second": lambda y: y[..., ::2],
 }
 
