@@ -40,7 +40,6 @@ from planner.graph.random_ops import CHANCES
 from planner.graph.rewriting.bags import with_bags
 from planner.graph.rewriting.contractions import with_pairs
 from planner.graph.rewriting.filled import with_filled_joined
-from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.graph.rewriting.gated_norm import with_gated_norms
 from planner.graph.rewriting.gradient_starts import with_gradient_starts
 from planner.graph.rewriting.indexers import with_index_scores
@@ -231,7 +230,6 @@ def _graph_of(
     if announced:  # inputs of a block seemed to have gradients
         flat = without_needless_detaches(repeats.expand(flat, announced))
         repeats.check_compared(flat, announced)
-    flat = with_fused_weights_apart(flat)
     whole = with_rotary(with_mask_kinds(flat))  # now it is known which tables have gradients
     graph = without_untrained(without_unread(whole, whole.producer, _dropping))
     graph = with_gradient_starts(graph if known is None else without_unread_constants(graph))

@@ -236,8 +236,7 @@ def traced_named(
     built = build_model(name, dtype=dtype, sequence_length=sequence_length)
     _tell(built.notes, noted)
     graph, fault = trace(built), None
-    read = {one.in_module for one in graph.parameters if one.name in graph.consumers}
-    refuse_unread(read, [n for n, one in built.module.named_parameters() if one.requires_grad])
+    refuse_unread(graph.consumers.keys(), [n for n, one in built.module.named_parameters() if one.requires_grad])
     if not (is_of_zoo(name) or _is_ours(built.module)):
         key = None if ruled is None else key
         fault = ruled and _batch_fault(built, ruled(graph), trace)

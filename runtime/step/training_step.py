@@ -26,6 +26,7 @@ from planner.graph.forward_only import without_updates
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import asks_for_values, trace
 from planner.graph.tracing.on_meta import on_meta
+from planner.plan.binding.apart import graph_of
 from planner.plan.binding.bind import bind
 from planner.plan.file import load_plan
 from planner.plan.layout.parameter_owners import check_owners
@@ -241,9 +242,9 @@ class TrainingStep:
                 if fault is not None:
                     raise ModelError(fault)
             else:
-                traced = retrace(training.part)
+                traced = graph_of(self.plan, retrace(training.part))
                 check_numbers(bound.whole, traced if self.plan.schedule_kind.trains else without_updates(traced))
-        settings = self.optimizer.settings.of_parameters(p.names for p in graph.parameters)
+        settings = self.optimizer.settings.of_parameters(p.names for p in bound.whole.parameters)
         check_values(self._module, bound, self.place.device)
         rank = RankStep(
             self._module,

@@ -59,6 +59,7 @@ def test_a_planned_model_runs_on_two_processes(name: str, degree: str, pair) -> 
 )
 def test_weights_that_hold_several_matrices(how: dict[str, object], pair) -> None:
     text = planned("fused", 2, global_batch=4, **how)
+    assert ("in_proj_weight[0]" in text) == ("tensor" in how)
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
 
 
@@ -66,6 +67,8 @@ def test_weights_that_hold_several_matrices(how: dict[str, object], pair) -> Non
 def test_any_plan_loads_checkpoints_of_such_weights(tmp_path, pair) -> None:
     """And files of the module, with its own names, are written from them, which any plan loads."""
     cut, whole = (planned("fused", 2, global_batch=4, **{degree: 2}) for degree in ("tensor", "data"))
+    assert "gate_up.weight[0]" in cut
+    assert "gate_up.weight[0]" not in whole
     pair.run("tasks_brought", "saved", cut, str(tmp_path / "own"))
     source = opened_in_module(tmp_path / "own")
     assert source.manifest is not None

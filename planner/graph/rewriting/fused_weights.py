@@ -10,9 +10,12 @@
 The same holds for gate and up of a gated MLP, and for `nn.MultiheadAttention`. A layer is taken apart where all that
 reads its result takes it apart at the same places (`planner.graph.rewriting.unjoined`), where all parts are read, and
 where its weight and bias have no other reader and no other name. The module keeps its weight: `Parameter.cut` says
-where in it each parameter lies. Results and gradients are the same. Muon and LAMB update each matrix by itself.
+where in it each parameter lies. A device that has all of the weight computes it sooner as one product, so a plan is for
+either graph (`planner.strategy_search.parts`). Results and gradients are the same. Where weights are apart, Muon and
+LAMB update each matrix by itself.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -33,6 +36,10 @@ class _Layer:
     bias: int | None = None
 
 
+_KEY = ("fused weights apart",)
+_PLACE, _NUMBER = re.compile(r"( part)?( \d+)+$"), re.compile(r"_\d+$")
+"""The ends of names of new operators, and of operators with a stem that others have, too."""
+
 _LAYERS = {
     "aten.linear.default": _Layer(weight=1, outputs=0, bias=2),
     "aten.addmm.default": _Layer(weight=2, outputs=1, bias=0),  # `Conv1D` of transformers
@@ -41,7 +48,15 @@ _LAYERS = {
 
 
 def with_fused_weights_apart(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with a parameter for each matrix in the weight of a linear layer whose result is only read in parts."""
+    """`graph` with a parameter for each matrix in the weight of a linear layer whose result is only read in parts;
+    `graph` itself where there is no such layer."""
+    if _KEY not in graph.derived:
+        graph.derived[_KEY] = _with_fused_weights_apart(graph)
+    found: OperatorGraph = graph.derived[_KEY]
+    return found
+
+
+def _with_fused_weights_apart(graph: OperatorGraph) -> OperatorGraph:
     known = {parameter.name: parameter for parameter in graph.parameters}
     layers = {op.name: found for op in graph.operators if (found := _fused(graph, op, known)) is not None}
     while layers:
@@ -53,7 +68,7 @@ def with_fused_weights_apart(graph: OperatorGraph) -> OperatorGraph:
             if name not in joined and all(part in apart.consumers for part in layer.parts)
         }
         if len(left) == len(layers):
-            return apart
+            return _named(graph, apart)
         layers = left
     return graph
 
@@ -165,3 +180,31 @@ def _apart(
         own = {name: pieces[name][number].name for name in layer.parameters}
         yield replace(op.reading(own), name=part, results=(part,))
     yield replace(op, op=_CAT, arguments=(tuple(map(ValueRef, layer.parts)), -1), keywords=())
+
+
+def _named(before: OperatorGraph, graph: OperatorGraph) -> OperatorGraph:
+    """`graph` with operators that are new since `before` called as the others are: by their stem and a number."""
+    old = {op.name for op in before.operators}
+    new = {name for op in graph.operators if op.name not in old for name in (op.name, *op.results)}
+    taken, names = {*(op.name for op in graph.operators), *graph.types} - new, dict[str, str]()
+    for op in graph.operators:
+        if op.name not in old:
+            stem, number = _NUMBER.sub("", _PLACE.sub("", op.name)), 1
+            while (name := stem if number == 1 else f"{stem}_{number}") in taken:
+                number += 1
+            taken.add(name)
+            names[op.name] = name
+    return replace(
+        graph,
+        types={names.get(name, name): kind for name, kind in graph.types.items()},
+        operators=tuple(
+            replace(
+                op.reading(names),
+                name=names.get(op.name, op.name),
+                results=tuple(name and names.get(name, name) for name in op.results),
+            )
+            for op in graph.operators
+        ),
+        updates=tuple((buffer, names.get(value, value)) for buffer, value in graph.updates),
+        loss=names.get(graph.loss, graph.loss),
+    )

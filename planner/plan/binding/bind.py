@@ -22,6 +22,7 @@ from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
 from planner.graph.random_ops import drops_probabilities
+from planner.plan.binding.apart import graph_of
 from planner.plan.binding.legality import (
     check_forward_only,
     check_inputs,
@@ -222,6 +223,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     plan is for another graph or misses something, StrategyError where a choice is illegal, RuleError where a rule of
     the plan does not fit its call.
     """
+    traced = graph_of(plan, traced)
     found = traced.fingerprint()
     if plan.model.fingerprint != found:
         raise PlanFileError(

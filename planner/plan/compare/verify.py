@@ -13,6 +13,7 @@ from hardware_profiles import Machine
 from planner.errors import PlanFileError
 from planner.faults import Fault
 from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.apart import graph_of
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.carried import carried_graph, graph_text
 from planner.plan.layout.offloaded import offloaded_fault
@@ -64,6 +65,7 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> V
     something else than it says, gets remarks.
     """
     _check_cluster(plan, cluster)
+    traced = graph_of(plan, traced)
     bound = bind(plan, traced, batch)
     check_owners(bound)
     prediction = predict(bound, cluster)

@@ -20,6 +20,7 @@ from planner.errors import LayoutError, RequestError, StrategyError
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.in_float64 import InFloat64
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.graph.trace import trace
 from planner.graph.tracing.on_meta import without_data
 from planner.models.smaller import Depth, SmallerModel, depth_of, smaller_model
@@ -119,6 +120,7 @@ def _shrunk(
     built = _built(model.smaller, precision)
     with InFloat64() if precision == EXACT else nullcontext():
         traced = discover(trace(without_data(built.module, on_host=built.on_host), built.args, built.kwargs))
+    traced = with_fused_weights_apart(traced) if large.whole.cuts else traced
     priced = _in_fp32(traced) if precision == EXACT else traced
     training = _training(large, numbers, "fp32" if precision == EXACT else precision)
     prepared, found = prepare(

@@ -8,6 +8,7 @@ from torch import nn
 
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import Cut, OperatorGraph
+from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.graph.trace import trace
 from planner.plan.carried import carried_graph, graph_text
 from tests.distributed.brought import fused
@@ -27,7 +28,7 @@ class Read(nn.Module):
 
 
 def parameters_of(read: Callable[[torch.Tensor], torch.Tensor], bias: bool = False) -> dict[str, tuple[int, ...]]:
-    graph = trace(Read(read, bias), (torch.randn(2, 4, WIDTH),))
+    graph = with_fused_weights_apart(trace(Read(read, bias), (torch.randn(2, 4, WIDTH),)))
     return {one.name: graph.types[one.name].shape for one in graph.parameters}
 
 
@@ -68,7 +69,7 @@ class Turned(nn.Module):
 
 
 def test_a_weight_with_its_inputs_first_is_cut_along_its_last_dim() -> None:
-    cuts = trace(Turned(), (torch.randn(2, 4, WIDTH),)).cuts
+    cuts = with_fused_weights_apart(trace(Turned(), (torch.randn(2, 4, WIDTH),))).cuts
     assert [(cut.dim, cut.start, cut.length) for cut in cuts.values()] == [(1, 0, 6), (1, 6, 6), (1, 12, 6)]
 
 
@@ -112,14 +113,14 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("twice", [True, False])
 def test_a_weight_with_other_readers_stays_whole(twice: bool) -> None:
-    graph = trace(Tied(twice=twice), (torch.randn(2, 4, WIDTH),))
+    graph = with_fused_weights_apart(trace(Tied(twice=twice), (torch.randn(2, 4, WIDTH),)))
     assert "a.weight" in graph.parameter_names
 
 
 @pytest.fixture(scope="module")
 def graph() -> OperatorGraph:
     module, args, _ = fused()
-    return trace(module, args)
+    return with_fused_weights_apart(trace(module, args))
 
 
 def test_every_block_is_taken_apart_and_the_module_is_known(graph: OperatorGraph) -> None:

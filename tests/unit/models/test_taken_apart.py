@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.graph.trace import trace
 from planner.models.huggingface import from_config
 from planner.models.huggingface.taken_apart import pieces_of, together
@@ -92,7 +93,7 @@ def test_parts_compute_what_the_whole_does(name: str, tmp_path: Path, monkeypatc
 def test_layers_are_taken_apart_in_the_graph(name: str, tmp_path: Path) -> None:
     """All of them; a product reads every part, and nothing is joined or taken apart for it."""
     built = build_model(config_of(name, tmp_path), dtype="float32", sequence_length=16)
-    graph = trace(built.module, built.args, built.kwargs)
+    graph = with_fused_weights_apart(trace(built.module, built.args, built.kwargs))
     parts = Counter(cut.of for cut in graph.cuts.values() if cut.of.endswith(".weight"))
     layers = {key.removesuffix(".weight").rpartition(".")[2]: count for key, count in parts.items()}
     assert layers == LAYERS[name]
@@ -112,7 +113,8 @@ def test_clipped_queries_stay_with_keys_and_values(tmp_path: Path) -> None:
     """They are clipped before they are split."""
     attention = {"attn_config": {"clip_qkv": 3.0}}
     built = build_model(config_of("mpt", tmp_path, **attention), dtype="float32", sequence_length=16)
-    assert not trace(built.module, built.args, built.kwargs).cuts
+    traced = trace(built.module, built.args, built.kwargs)
+    assert with_fused_weights_apart(traced) is traced
 
 
 def test_models_are_known_without_loading_pytorch() -> None:
