@@ -20,7 +20,6 @@ from planner.nearest import divisors
 from planner.sharding.update import AUTO_ZERO_BY
 from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.parts import best_of_parts
 from planner.strategy_search.refinement.around import told
 from planner.strategy_search.refinement.narrower import with_narrower
 from planner.strategy_search.refinement.neighbours import with_neighbours
@@ -63,11 +62,7 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     score = {"memory": _peak, "cost": _cost}.get(request.objective, _step)
     with limited(request.time_limit):
         check_begin(request)
-
-        def solve(one: SearchRequest) -> SearchResult:
-            return best_of_variants(one, lambda decided: _plan_for(decided, on_progress, cancelled), score)
-
-        found = best_of_parts(request, solve, score)
+        found = best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled), score)
     if request.update.served and not found.plan.training.update.served:
         raise RequestError(
             "zero_by = servers: the best plan that was found has no data parallel copies of weights, so that servers"

@@ -1,5 +1,7 @@
-"""Choices that are left to the search by `auto` and tried one after the other, each in a search of its own.
+"""Choices that are left to the search, and tried one after the other, each in a search of its own.
 
+    weights that hold several matrices    whole: one product, fewer launches | apart: tensor parallelism divides each
+                                          (`planner.graph.rewriting.fused_weights`)
     zero_by = auto      slices | whole parameters                       the better by the objective of the request
     padding = auto      nothing padded | what 2, 4, 8 .. do not divide, of weights and of the global batch; each also
                         with rows of whole words of 16 bytes, where products of others take longer (`Device.misaligned`)
@@ -25,8 +27,11 @@ from itertools import product
 from hardware_profiles import PYTORCH, parts_of
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.limits import sharing
 from planner.nearest import divisors
+from planner.plan.carried import graph_text
+from planner.plan.outline import outline
 from planner.pricing.kernels.call import WORD
 from planner.sharding.mesh import NODE
 from planner.sharding.padding import Padded, with_padding
@@ -68,6 +73,16 @@ def best_of_variants(
 
 def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:
     """The requests that decide what a request leaves to the search; the request itself if that is nothing."""
+    yield from _of_graph(request)
+    apart = with_fused_weights_apart(request.graph)
+    if apart is not request.graph:
+        known = request.model
+        text = known.graph and graph_text(apart, batch=request.batch, sequence_length=known.sequence_length)
+        model = replace(known, fingerprint=apart.fingerprint(), outline=outline(apart), graph=text)
+        yield from _of_graph(replace(request, graph=apart, model=model))
+
+
+def _of_graph(request: SearchRequest) -> Iterator[SearchRequest]:
     update = request.update
     owners: tuple[str, ...] = (update.zero_by,)
     if update.zero_by == AUTO_ZERO_BY:

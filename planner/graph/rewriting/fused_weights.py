@@ -11,7 +11,7 @@ The same holds for gate and up of a gated MLP, and for `nn.MultiheadAttention`. 
 reads its result takes it apart at the same places (`planner.graph.rewriting.unjoined`), where all parts are read, and
 where its weight and bias have no other reader and no other name. The module keeps its weight: `Parameter.cut` says
 where in it each parameter lies. A device that has all of the weight computes it sooner as one product, so a plan is for
-either graph (`planner.strategy_search.parts`). Results and gradients are the same. Where weights are apart, Muon and
+either graph (`planner.strategy_search.variants`). Results and gradients are the same. Where weights are apart, Muon and
 LAMB update each matrix by itself.
 """
 

@@ -1,60 +1,78 @@
 """Weights that hold several matrices are whole or apart, whichever is better."""
 
-import math
+from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 import planner
-from planner.errors import InfeasibleError
 from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.graph.trace import trace
 from planner.plan.binding.apart import graph_of
 from planner.plan.binding.bind import bind
 from planner.strategy_search.job import given_job, machine_from
-from planner.strategy_search.parts import best_of_parts, cuts_parts
-from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.result import SearchResult
-from tests.distributed.brought import fused
+from planner.strategy_search.variants import variants_of
 
-MODULE, ARGS, _ = fused()
+WIDE, NARROW, SAMPLES = 4096, 256, 2
+
+
+class Gated(nn.Module):
+    """MLPs with gate and up in one layer."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.both = nn.ModuleList(nn.Linear(hidden, 8 * hidden, bias=False) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(4 * hidden, hidden, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for both, down in zip(self.both, self.down, strict=True):
+            gate, up = both(x).chunk(2, dim=-1)
+            x = x + down(F.silu(gate) * up)
+        return x.mean()
+
+
+def example(hidden: int) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    with torch.device("meta"):
+        return Gated(hidden).bfloat16(), (torch.randn(SAMPLES, 512, hidden).bfloat16(),)
+
+
+MODULE, ARGS = example(WIDE)
 GRAPH = trace(MODULE, ARGS)
 APART = with_fused_weights_apart(GRAPH)
 
 
-def found(**pinned: int) -> SearchResult:
-    return planner.search(MODULE, "cpu", args=ARGS, devices=2, global_batch=4, pinned=pinned)
+def plan_of(hidden: int, degree: str) -> planner.Plan:
+    module, args = example(hidden)
+    return planner.search(module, "h100-80gb", args=args, devices=4, global_batch=8, pinned={degree: 4}).plan
 
 
 @pytest.fixture(scope="module")
-def plans() -> dict[str, SearchResult]:
-    return {degree: found(**{degree: 2}) for degree in ("tensor", "data")}
+def divided() -> planner.Plan:
+    return plan_of(WIDE, "tensor")
 
 
-def test_tensor_parallelism_takes_weights_apart(plans: dict[str, SearchResult]) -> None:
-    plan = plans["tensor"].plan
-    assert cuts_parts(plan, APART)
-    assert plan.model.fingerprint == APART.fingerprint()
-    assert bind(plan, GRAPH, 2).whole.cuts == APART.cuts  # whoever traced the model knows which graph is meant
+def test_tensor_parallelism_takes_weights_apart(divided: planner.Plan) -> None:
+    assert divided.model.fingerprint == APART.fingerprint()
+    assert bind(divided, GRAPH, SAMPLES).whole.cuts == APART.cuts  # whoever traced the model knows which graph is meant
 
 
-def test_data_parallelism_leaves_them_whole(plans: dict[str, SearchResult]) -> None:
-    plan = plans["data"].plan
-    assert plan.model.fingerprint == GRAPH.fingerprint()
-    assert graph_of(plan, GRAPH) is GRAPH
+def test_small_products_stay_one_where_nothing_divides_them() -> None:
+    plan, graph = plan_of(NARROW, "data"), trace(*example(NARROW))
+    assert plan.model.fingerprint == graph.fingerprint()
+    assert graph_of(plan, graph) is graph
 
 
-@pytest.mark.parametrize("fails", ["apart", "whole", "both"])
-def test_a_search_that_finds_nothing_leaves_the_other(fails: str, plans: dict[str, SearchResult]) -> None:
-    request = given_job(MODULE, machine_from("cpu", devices=2), args=ARGS, global_batch=4).request()
+def test_both_are_tried_with_a_fingerprint_of_their_own() -> None:
+    request = given_job(MODULE, machine_from("h100-80gb", devices=4), args=ARGS, global_batch=8).request()
+    whole, apart = variants_of(request)
+    assert whole is request
+    assert apart.graph.cuts
+    assert apart.model.fingerprint == apart.graph.fingerprint() != whole.model.fingerprint
+    assert [*variants_of(apart)] == [apart]
 
-    def solve(one: SearchRequest) -> SearchResult:
-        kind = "whole" if one.graph is request.graph else "apart"
-        if fails in (kind, "both"):
-            raise InfeasibleError(kind)
-        return plans["data"]
 
-    if fails == "both":
-        with pytest.raises(InfeasibleError, match="whole"):
-            best_of_parts(request, solve, lambda _: math.inf)
-    else:
-        assert best_of_parts(request, solve, lambda _: 1.0) is plans["data"]
+def test_a_plan_of_a_changed_model_is_compared_with_the_graph_that_it_means(divided: planner.Plan) -> None:
+    changed = replace(divided, model=replace(divided.model, fingerprint="sha256:" + "0" * 64))
+    assert graph_of(changed, GRAPH) is APART
