@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.matching import matches
+from planner.plan.binding.apart import graph_of
 from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
 from planner.strategy_search.request.request import Shard
@@ -45,7 +46,7 @@ def as_shards(strategies: Mapping[str, tuple[str, ...]], by_hand: Sequence[Shard
 
 def _listed(plan: Plan, traced: OperatorGraph) -> Iterator[tuple[str, tuple[str | None, ...]]]:
     """Operators of the plan under their names in the first block."""
-    graph, blocks = prepare(traced)
+    graph, blocks = prepare(graph_of(plan, traced))
     places = {op.name: at for at, op in enumerate(graph.operators)}
     for group in plan.groups:
         for name, strategy in group.operators:

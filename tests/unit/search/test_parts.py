@@ -13,6 +13,7 @@ from planner.graph.trace import trace
 from planner.plan.binding.apart import graph_of
 from planner.plan.binding.bind import bind
 from planner.strategy_search.job import given_job, machine_from
+from planner.strategy_search.request.shards_from import listed_strategies
 from planner.strategy_search.variants import variants_of
 
 WIDE, NARROW, SAMPLES = 4096, 256, 2
@@ -76,3 +77,9 @@ def test_both_are_tried_with_a_fingerprint_of_their_own() -> None:
 def test_a_plan_of_a_changed_model_is_compared_with_the_graph_that_it_means(divided: planner.Plan) -> None:
     changed = replace(divided, model=replace(divided.model, fingerprint="sha256:" + "0" * 64))
     assert graph_of(changed, GRAPH) is APART
+
+
+def test_strategies_of_parts_are_taken_from_a_plan(divided: planner.Plan) -> None:
+    taken = listed_strategies(divided, "both.0/*", GRAPH)
+    assert len(taken) == 2
+    assert {APART.operators[at].name for name in APART.cuts for at in APART.consumers[name]} >= taken.keys()
