@@ -16,7 +16,7 @@ from hardware_profiles import PYTORCH, Bytes, Cluster, Hidden
 from planner.graph.operator_graph import DTYPE_BYTES, TensorType
 from planner.limits import check
 from planner.pricing.message import Message, message_seconds
-from planner.sharding.layout import Layout, PaddedShape
+from planner.sharding.layout import PADDING, Layout, PaddedShape
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Hops, Move, Routes, cut_limits, redistribution
 from planner.sharding.update import PLAIN, Update
@@ -328,8 +328,9 @@ class RedistributionPricer:
         return _Asked(hops=hops, sends=sends)
 
     def _pads(self, shape: Sequence[int]) -> bool:
-        """Whether shards of a tensor may be padded on this mesh."""
-        return isinstance(shape, PaddedShape) and any(extent % self.mesh.size for extent in shape)
+        """Whether any layout of a tensor has padding on this mesh: the outer cut of a dim pads it, no other."""
+        cuts = ((extent, -extent % size) for extent in shape for size in self.mesh.sizes)
+        return isinstance(shape, PaddedShape) and any(0 < missing <= PADDING * extent for extent, missing in cuts)
 
     def _padded(self, asked: _Asked, shape: Sequence[int]) -> _Asked:
         """The paths of a tensor, with the padding of its shards."""

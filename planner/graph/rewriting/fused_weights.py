@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from planner.graph.operator_graph import Cut, Operator, OperatorGraph, Parameter, TensorType, ValueRef
 from planner.graph.rewriting.calls import SPLITS, said_dim, said_slice
-from planner.graph.rewriting.unjoined import keeps_last, opened_into, with_parts_unjoined
+from planner.graph.rewriting.unjoined import TAKES_PARTS, keeps_last, opened_into, with_parts_unjoined
 
 _CAT, _SLICE = "aten.cat.default", "aten.slice.Tensor"
 
@@ -57,6 +57,8 @@ def with_fused_weights_apart(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _with_fused_weights_apart(graph: OperatorGraph) -> OperatorGraph:
+    if all(op.op not in TAKES_PARTS for op in graph.operators):
+        return graph
     known = {parameter.name: parameter for parameter in graph.parameters}
     layers = {op.name: found for op in graph.operators if (found := _fused(graph, op, known)) is not None}
     while layers:

@@ -20,6 +20,9 @@ from planner.graph.rewriting.unread import rewired, without_unread
 
 _CAT, _SLICE, _UNBIND, _SELECT = "aten.cat.default", "aten.slice.Tensor", "aten.unbind.int", "aten.select.int"
 _UNFLATTEN = "aten.unflatten.int"
+TAKES_PARTS = SPLITS.keys() | {_SLICE, _UNBIND, _SELECT}
+"""Operators that take parts of a tensor."""
+
 _OPENS = VIEWS | {_UNFLATTEN}
 """Operators that may give the parts a dim of their own."""
 
