@@ -69,6 +69,7 @@ def test_weights_that_hold_several_matrices(how: dict[str, object], pair) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_any_plan_loads_checkpoints_of_such_weights(tmp_path, pair) -> None:
     """And files of the module, with its own names, are written from them, which any plan loads."""
     cut = planned("fused", 2, apart=True, global_batch=4, tensor=2)
