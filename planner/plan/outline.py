@@ -17,13 +17,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.graph.rewriting.fused_weights import PART
 from planner.plan.carried import graph_text
 from planner.plan.plan import ModelReference, Outline, Plan
 
 _DIGITS = 4  # of a digest: misses one differing operator in 65,536
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./#]|$)")
-_PART = re.compile(r"\[\d+\]$")
-"""The end of the name of a part of a weight (`planner.graph.rewriting.fused_weights`)."""
 
 
 def model_reference(
@@ -82,7 +81,7 @@ def has_other_parameters(plan: Plan, names: Iterable[str]) -> bool:
     known = plan.model.outline
     listed = list(names)
     given = {*listed, *map(_pattern, listed)}
-    wanted = (_PART.sub("", name) for name, _ in known.parameters) if known is not None else ()
+    wanted = (PART.sub("", name) for name, _ in known.parameters) if known is not None else ()
     return any(name not in given for name in wanted)
 
 

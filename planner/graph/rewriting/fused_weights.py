@@ -36,6 +36,9 @@ class _Layer:
     bias: int | None = None
 
 
+PART = re.compile(r"\[\d+\]$")
+"""The end of the name of a parameter that is a part of a weight."""
+
 _KEY = ("fused weights apart",)
 _PLACE, _NUMBER = re.compile(r"( part)?( \d+)+$"), re.compile(r"_\d+$")
 """The ends of names of new operators, and of operators with a stem that others have, too."""

@@ -1,13 +1,8 @@
 """Which graph of a model a plan is for: as it was traced, or with weights that hold several matrices apart."""
 
-import re
-
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.rewriting.fused_weights import with_fused_weights_apart
+from planner.graph.rewriting.fused_weights import PART, with_fused_weights_apart
 from planner.plan.plan import Plan
-
-_PART = re.compile(r"\[(\d+|\*)\]$")
-"""The end of the name of a part of a weight."""
 
 
 def graph_of(plan: Plan, traced: OperatorGraph) -> OperatorGraph:
@@ -16,5 +11,5 @@ def graph_of(plan: Plan, traced: OperatorGraph) -> OperatorGraph:
         return traced
     apart = with_fused_weights_apart(traced)
     known = plan.model.outline
-    meant = known is not None and any(_PART.search(name) for name, _ in known.parameters)
+    meant = known is not None and any(PART.search(name) for name, _ in known.parameters)
     return apart if meant or plan.model.fingerprint == apart.fingerprint() else traced
