@@ -48,6 +48,7 @@ from planner.faults import Fault
 from planner.fp8_recipes import EXPERT_TENSORS, HISTORY, LAYER_TENSORS, RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR, matrices_of_experts
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
+from planner.graph.part_names import parameter_matches
 from planner.graph.per_replica import PER_REPLICA, called
 from planner.matching import matches
 
@@ -451,4 +452,5 @@ def _fits(graph: OperatorGraph, op: Operator, experts: set[int]) -> bool:
 
 
 def _is_meant(op: Operator, pattern: str) -> bool:
-    return any(matches(name, pattern) for name in (op.name, op.module, weight_of(op)))
+    names = (op.name, op.module)
+    return any(matches(name, pattern) for name in names) or parameter_matches(weight_of(op), pattern)

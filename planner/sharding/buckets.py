@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import cast
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.matching import matches
+from planner.graph.part_names import parameter_matches
 from planner.sharding.layout import Layout, local_share
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
@@ -205,7 +205,7 @@ def bucket_place(name: str, buckets: Buckets, position: int) -> object:
         return 0
     if splits := split_positions(buckets):
         return sum(split <= position for split in splits)
-    return next((number for pattern, number in bucket_numbers(buckets) if matches(name, pattern)), None)
+    return next((number for pattern, number in bucket_numbers(buckets) if parameter_matches(name, pattern)), None)
 
 
 def trainable_positions(graph: OperatorGraph) -> Mapping[str, int]:

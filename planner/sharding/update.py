@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, TypeAlias
 from costmodels import MOMENT_BYTES, UpdateVariant
 from planner.errors import did_you_mean
 from planner.faults import Fault
+from planner.graph.part_names import parameter_matches
 from planner.graph.placed import PLACES, Placed
-from planner.matching import matches
 from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
@@ -162,7 +162,7 @@ class Update:
 
     def is_local(self, name: str) -> bool:
         """Whether every device has this parameter for itself."""
-        return bool(self.local_parameters) and any(matches(name, pattern) for pattern in self.local_parameters)
+        return any(parameter_matches(name, pattern) for pattern in self.local_parameters)
 
 
 MOST_BUCKET = 2**50
@@ -242,7 +242,7 @@ def update_fault(update: Update) -> Fault | None:
 def local_fault(update: Update, parameters: Collection[str]) -> Fault | None:
     """The first pattern of local parameters that matches no parameter of a model; None where all match some."""
     for pattern in update.local_parameters:
-        if not any(matches(name, pattern) for name in parameters):
+        if not any(parameter_matches(name, pattern) for name in parameters):
             return Fault(
                 option="local_parameters",
                 reason=f"no parameter of the model matches '{pattern}'",
@@ -255,7 +255,7 @@ def composed_fault(update: Update, parameters: Collection[str]) -> Fault | None:
     """What of a list of buckets means none of the parameters of a model: a pattern that matches none, or a position
     behind the last; None where all of it means some."""
     for pattern, number in bucket_numbers(update.buckets):
-        if not any(matches(name, pattern) for name in parameters):
+        if not any(parameter_matches(name, pattern) for name in parameters):
             return Fault(
                 option="buckets",
                 value=f"{pattern}={number}",

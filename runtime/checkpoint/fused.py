@@ -8,14 +8,15 @@ Whoever reads the checkpoint sees the weights of the module. A plan that reads i
 does, whatever wrote them: a plan with the same parts, one without, or another library.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from planner.errors import CheckpointError
 from planner.graph.operator_graph import Cut
 from runtime.checkpoint.manifest import SavedCut, SavedTensor
 from runtime.checkpoint.renamed import Box, Copy, Renamed, initial_in
-from runtime.checkpoint.source import Readable, open_checkpoint
+from runtime.checkpoint.source import Readable, listed, open_checkpoint
 from runtime.checkpoint.state_names import SCALES, read_name, with_tensor
 
 
@@ -49,7 +50,8 @@ def as_in_module(source: Readable) -> Readable:
 
 
 def as_in_graph(source: Readable, cuts: Mapping[str, Cut]) -> Readable:
-    """A checkpoint with the parts of a graph in place of whole weights."""
+    """A checkpoint with the parts of a graph in place of whole weights. Raises CheckpointError where a weight is longer
+    or shorter than its parts."""
     parts: dict[str, list[tuple[str, Cut]]] = {}
     for name, cut in cuts.items():
         parts.setdefault(cut.of, []).append((name, cut))
@@ -57,16 +59,29 @@ def as_in_graph(source: Readable, cuts: Mapping[str, Cut]) -> Readable:
     whole = {name: one for name, one in kept.items() if one.tensor in parts and one.kind != SCALES}
     if not whole:
         return source
+    _check_lengths(source, {name: [cut for _, cut in parts[one.tensor]] for name, one in whole.items()})
     tensors, copies = _others(source, whole.keys())
     for name, one in whole.items():
         tensor = source.tensors[name]
         for part, cut in parts[one.tensor]:
             if cut.dim < len(tensor.shape):
                 own = with_tensor(one, part)
-                tensors[own] = _tensor(tensor, cut.dim, max(0, min(cut.length, tensor.shape[cut.dim] - cut.start)))
+                tensors[own] = _tensor(tensor, cut.dim, cut.length)
                 copies[own] = [_copy(own, name, tensors[own].shape, cut.dim, start=cut.start)]
     initial = tuple(part for name in initial_in(source) for part, _ in parts.get(name, [(name, None)]))
     return Renamed(source=source, tensors=tensors, copies=copies, initial=initial, tied=source.tied)
+
+
+def _check_lengths(source: Readable, cuts: Mapping[str, Sequence[Cut]]) -> None:
+    """Check that weights are as long as their parts together."""
+    wrong = []
+    for name, each in cuts.items():
+        shape, dim = source.tensors[name].shape, each[0].dim
+        length = sum(cut.length for cut in each)
+        if dim < len(shape) and shape[dim] != length:
+            wrong.append(f"{name} {list(shape)}, not {[*shape[:dim], length, *shape[dim + 1 :]]}")
+    if wrong:
+        raise CheckpointError(f"{source.path}: does not fit this model: other shape: {listed(wrong)}")
 
 
 def _others(source: Readable, left: Collection[str]) -> tuple[dict[str, SavedTensor], dict[str, list[Copy]]]:

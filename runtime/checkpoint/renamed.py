@@ -99,6 +99,13 @@ class Renamed:
                 _copy(self.source, copy, part, wanted, found)
         return found
 
+    def boxes(self, name: str, wanted: Region) -> Iterator[tuple[str, Region]]:
+        """The boxes of tensors of the source of which a box of a tensor is assembled."""
+        for copy in () if name in self.fresh else self.copies[name]:
+            inside = _inside(copy, wanted)
+            if inside is not None:
+                yield copy.source.name, _source_region(copy, inside)
+
     def _few_rows(self, copy: Copy, inside: "Inside") -> Iterator["Inside"]:
         """The parts of a box that are read one at a time, so that each touches few enough bytes."""
         tensor = self.source.tensors[copy.source.name]
@@ -125,17 +132,31 @@ Inside = list[tuple[int, int]]
 """On every dim the first element of a box that is read, and the number of elements."""
 
 
-def _copy(source: Readable, copy: Copy, inside: Inside, wanted: Region, found: torch.Tensor) -> None:
-    """Copy a part of a box into `found`, the elements of a region."""
+def boxes_in(source: Readable, name: str, wanted: Region) -> Iterator[tuple[str, Region]]:
+    """The boxes of saved tensors that are read for a box of a tensor, below all renaming."""
+    if not isinstance(source, Renamed):
+        yield name, wanted
+        return
+    for theirs, region in source.boxes(name, wanted):
+        yield from boxes_in(source.source, theirs, region)
+
+
+def _source_region(copy: Copy, inside: Inside) -> Region:
+    """The box of the source of which a part of a box is copied."""
     start, extent = list(copy.source.at), [1] * len(copy.source.at)
     for (low, count), dim in zip(inside, copy.dims, strict=True):
         if dim is not None:
             start[dim] += low * copy.source.step[dim]
             extent[dim] = (count - 1) * copy.source.step[dim] + 1
-    piece = source.read(copy.source.name, Region(offset=tuple(start), extent=tuple(extent)))
+    return Region(offset=tuple(start), extent=tuple(extent))
+
+
+def _copy(source: Readable, copy: Copy, inside: Inside, wanted: Region, found: torch.Tensor) -> None:
+    """Copy a part of a box into `found`, the elements of a region."""
+    piece = source.read(copy.source.name, _source_region(copy, inside))
     piece = piece[tuple(slice(None, None, step) for step in copy.source.step)]
     kept = [dim for dim in copy.dims if dim is not None]
-    left = [dim for dim in range(len(start)) if dim not in kept]
+    left = [dim for dim in range(len(copy.source.at)) if dim not in kept]
     piece = piece.permute((*kept, *left)).reshape([count for _, count in inside])
     places = []
     for (low, count), at, step, offset in zip(inside, copy.to.at, copy.to.step, wanted.offset, strict=True):

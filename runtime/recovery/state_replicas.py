@@ -29,10 +29,12 @@ from safetensors import safe_open
 
 from hardware_profiles.foreign import ForeignTextError, read_bytes
 from planner.errors import CheckpointError
+from runtime.checkpoint.fused import as_in_graph, as_in_module
 from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedFile, SavedTensor
-from runtime.checkpoint.regions import cells_meeting
+from runtime.checkpoint.regions import Region, cells_meeting
+from runtime.checkpoint.renamed import boxes_in
 from runtime.checkpoint.restoring import Restored, restore
-from runtime.checkpoint.source import Source
+from runtime.checkpoint.source import Readable, Source
 from runtime.checkpoint.spread import Spread
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
@@ -171,9 +173,10 @@ class StateReplicas:
             tensors={name: replace(tensor, files=_numbers(tensor)) for name, tensor in left.tensors.items()},
             files=(),
             manifest=manifest,
-            cells=self._fetch(step.rank, left),
         )
-        return restore(step.rank, source, verify=False)
+        whole = as_in_module(source)
+        source.cells = self._fetch(step.rank, left, as_in_graph(whole, step.rank.bound.graph.cuts))
+        return restore(step.rank, whole, verify=False)
 
     def forget(self, but: int | None = None) -> None:
         """Delete the replicas on this host, except those of step `but`."""
@@ -191,33 +194,31 @@ class StateReplicas:
         """The notes of this host with whole files; from one of its ranks, because all see the same."""
         return list(_whole_notes(self.folder, self._origin)) if self._first_of_host else []
 
-    def _fetch(self, rank: RankStep, left: Left) -> dict[Cell, torch.Tensor]:
-        """The cells that this rank reads: from its own host, else sent by a rank of another host."""
+    def _fetch(self, rank: RankStep, left: Left, source: Readable) -> dict[Cell, torch.Tensor]:
+        """The cells that this rank reads: from its own host, else sent by a rank of another host. `source` has what is
+        left under the names of the rank."""
         mesh, own = rank.place.mesh, rank_number()
         mine: dict[Cell, str] = {}
-        transfers = []
+        transfers = dict[tuple[Cell, int], Transfer]()
         for spread in spreads(rank, left.progress.updates):
-            tensor = left.tensors.get(spread.name)
-            if tensor is None:
+            if spread.name not in source.tensors:
                 continue  # reported when it is restored
             for target in range(len(self.hosts)):
                 if spread.cell_of(mesh, target) is None:
                     continue
-                wanted = spread.region(mesh, target % mesh.size)
-                for number, region in cells_meeting(tensor.shape, tensor.cuts, wanted, tensor.lengths):
-                    cell = (spread.name, number)
+                for cell, shape in _cells(source, left, spread.name, spread.region(mesh, target % mesh.size)):
                     near = [name for at, name in left.places[cell] if self.hosts[at] == self.hosts[target]]
                     if near and target == own:
                         mine[cell] = near[0]
                     elif not near:
-                        source = left.places[cell][target % len(left.places[cell])][0]
-                        dtype = dtype_of(tensor.dtype)
-                        transfers.append(
-                            Transfer(cell=cell, source=source, target=target, shape=region.extent, dtype=dtype)
+                        sender = left.places[cell][target % len(left.places[cell])][0]
+                        dtype = dtype_of(left.tensors[cell[0]].dtype)
+                        transfers[cell, target] = Transfer(
+                            cell=cell, source=sender, target=target, shape=shape, dtype=dtype
                         )
         here = {cell: name for cell, where in left.places.items() for at, name in where if at == own}
         files = _Files(self.folder)
-        fetched = transfer(transfers, own, lambda cell: files.read(here[cell], cell), rank.place.device)
+        fetched = transfer([*transfers.values()], own, lambda cell: files.read(here[cell], cell), rank.place.device)
         return {**{cell: files.read(name, cell) for cell, name in mine.items()}, **fetched}
 
     def _write(self, own: int, note: Kept, kept: Mapping[Cell, torch.Tensor]) -> None:
@@ -247,6 +248,14 @@ class _Fetched(Source):
 
     def _cell(self, file: int, name: str, tensor: SavedTensor, extent: tuple[int, ...]) -> Any:
         return self.cells[name, file]
+
+
+def _cells(source: Readable, left: Left, name: str, wanted: Region) -> Iterator[tuple[Cell, tuple[int, ...]]]:
+    """The cells of what is left that hold a box of a tensor of `source`, and their shapes."""
+    for saved, region in boxes_in(source, name, wanted):
+        tensor = left.tensors[saved]
+        for number, cell in cells_meeting(tensor.shape, tensor.cuts, region, tensor.lengths):
+            yield (saved, number), cell.extent
 
 
 class _Files:

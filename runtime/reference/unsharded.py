@@ -86,7 +86,8 @@ class UnshardedStep:
         masters = dict(zip(self._names, self._masters, strict=True))
         tables = [name for name in self._names if place_of(name, training.update.placed) is not None]
         self._sparse = sparse_tables(module, {name: masters.pop(name) for name in tables}, training.optimizer, settings)
-        self._of_matrices = self._cuts if training.optimizer in _OF_MATRICES else {}
+        apart = self._cuts.items() if training.optimizer in _OF_MATRICES else ()
+        self._of_matrices = {name: cut for name, cut in apart if cut.of in masters}  # without those that are frozen
         self._dense = all_in_graph(masters, self._of_matrices)  # the masters that the optimizer updates
         for name, cut in self._of_matrices.items():
             self._dense[name].grad_dtype = masters[cut.of].grad_dtype

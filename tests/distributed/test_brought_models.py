@@ -87,6 +87,17 @@ def test_any_plan_loads_checkpoints_of_such_weights(tmp_path, pair) -> None:
         assert found[0][0][1] == pytest.approx(found[1][0][1], rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_replicas_of_such_weights_are_read_by_any_plan(tmp_path, pair) -> None:
+    """In memory, as in files: an elastic run may go on with a plan that has whole weights, or the other way."""
+    cut, whole = (planned("fused", 2, apart=apart, global_batch=2, data=2, zero=1) for apart in (True, False))
+    assert "gate_up.weight[0]" in cut
+    assert "gate_up.weight[0]" not in whole
+    for number, (first, then) in enumerate([(cut, whole), (whole, cut)]):
+        assert pair.run("tasks_brought", "replicas", first, then, str(tmp_path / str(number))) == [[], []]
+
+
 MASKED: dict[str, dict[str, object]] = {
     "ring": {"context": 2, "context_by": "ring", "micro_batches": 2},
     "contiguous ring": {"context": 2, "context_by": "ring", "zigzag": False},

@@ -10,7 +10,7 @@ from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_na
 from planner.faults import assigned, said
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import ROWS_FROM, Operator, OperatorGraph
-from planner.matching import matches
+from planner.graph.part_names import parameter_matches
 from planner.plan.offload_checks import offload_fault, saved_fault, served_fault
 from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.refusing import refuse_plan
@@ -211,7 +211,7 @@ def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
     axes = len(plan.mesh.axes)
     refuse_plan(local_fault(plan.training.update, stored))
     for pattern in plan.training.update.local_parameters:
-        for name in (name for name in stored if matches(name, pattern)):
+        for name in (name for name in stored if parameter_matches(name, pattern)):
             if stored[name].on_device != own_copies(axes):
                 raise StrategyError(
                     f"parameter '{name}': is local by '{pattern}', so that the plan may not cut or reduce it; store its"

@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import planner
+from planner.graph.fp8 import is_meant
 from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.graph.trace import trace
 from planner.plan.binding.apart import graph_of
 from planner.plan.binding.bind import bind
+from planner.sharding.buckets import bucket_place
 from planner.strategy_search.job import given_job, machine_from
 from planner.strategy_search.request.shards_from import listed_strategies
 from planner.strategy_search.variants import variants_of
@@ -72,6 +74,19 @@ def test_both_are_tried_with_a_fingerprint_of_their_own() -> None:
     assert apart.graph.cuts
     assert apart.model.fingerprint == apart.graph.fingerprint() != whole.model.fingerprint
     assert [*variants_of(apart)] == [apart]
+
+
+def test_names_of_weights_mean_their_parts() -> None:
+    """What is decided for a weight holds whether a plan has it whole or apart."""
+    buckets = (("both.0.weight", 0), ("both.1.weight", 1))
+    update = planner.Update(local_parameters=("both.*.weight",), buckets=buckets)
+    job = given_job(MODULE, machine_from("h100-80gb", devices=4), args=ARGS, global_batch=8)
+    _, apart = variants_of(replace(job.request(), update=update))
+    parts = sorted(apart.graph.cuts)
+    assert [name for name in sorted(apart.graph.parameter_names) if apart.update.is_local(name)] == parts
+    assert [bucket_place(name, buckets, 0) for name in parts] == [0, 0, 1, 1]
+    products = [apart.graph.operators[apart.graph.consumers[name][0]] for name in parts]
+    assert [is_meant(op, ["both.0.weight"]) for op in products] == [True, True, False, False]
 
 
 def test_a_plan_of_a_changed_model_is_compared_with_the_graph_that_it_means(divided: planner.Plan) -> None:
