@@ -22,6 +22,11 @@ TERA = 1e12
 MICROSECOND = 1e-6
 
 
+def digits_text(value: float) -> str:
+    """0.0125, 29.1, 1,024: three significant digits, and never fewer than those of the whole part."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
 def bytes_text(nbytes: Bytes) -> str:
     """77.2 GiB, 3.1 MiB, 512 B."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

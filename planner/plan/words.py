@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hardware_profiles.units import MIB
+from hardware_profiles.units import MIB, digits_text
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.roles import Roles
 from planner.plan.plan import RECOMPUTATION, Plan
@@ -120,7 +120,7 @@ def table_words(update: Update) -> str:
 
 def _bucket_words(update: Update) -> str:
     if update.bucket_size:
-        return f"in buckets of {update.bucket_size / MIB:.3g} MiB"
+        return f"in buckets of {digits_text(update.bucket_size / MIB)} MiB"
     if splits := split_positions(update.buckets):
         if len(splits) > _SPLITS:
             return f"in {len(splits) + 1} buckets that end at parameter {splits[0]}, {splits[1]}, ..., {splits[-1]}"

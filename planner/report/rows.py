@@ -12,7 +12,7 @@ from planner.plan.words import (
     table_words,
     tensor_overlap_words,
 )
-from planner.report.units import bytes_text, count_text, percent_text, seconds_text
+from planner.report.units import bytes_text, count_text, digits_text, percent_text, seconds_text
 
 Rows = tuple[tuple[str, str], ...]
 
@@ -169,7 +169,7 @@ def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
         tokens = prediction.samples_per_second * plan.model.sequence_length / devices
         rows.append(("tokens/s per device", f"{tokens:,.0f}"))
     else:
-        rows.append(("samples/s per device", f"{prediction.samples_per_second / devices:,.1f}"))
+        rows.append(("samples/s per device", digits_text(prediction.samples_per_second / devices)))
     rows.append(("model FLOPs utilisation", percent_text(prediction.model_flops_utilisation)))
     share = prediction.peak_bytes / prediction.capacity_bytes
     peak = f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})"

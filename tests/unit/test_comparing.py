@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import planner
 from planner.api import comparing
 from planner.api.comparing import Case, Outcome
-from planner.cli.commands.compare_cases import _remark, days_text, parse_prices
+from planner.cli.commands.compare_cases import _number, _remark, days_text, parse_prices
 from planner.cli.main import app
 from planner.errors import RequestError
 from planner.plan.plan import Plan
@@ -237,3 +237,10 @@ def test_engines_are_not_told_of_operators_of_replicas() -> None:
     call = ["compare", "--model", "llama-tiny", "--seq-len", "16", "--devices", "2", "--hardware", "cpu"]
     told = CliRunner().invoke(app, [*call, "--per-replica", "*cross_entropy*", "--engines", "torch"])
     assert "plain PyTorch is not told which operators replicas compute by themselves" in told.output
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(999.7, "1,000"), (9_999, "9,999"), (12_345, "12.3k"), (999_700, "1M"), (2.5e12, "2.5T")]
+)
+def test_large_numbers_have_no_exponent(value: float, told: str) -> None:
+    assert _number(value) == told

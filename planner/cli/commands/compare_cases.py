@@ -356,11 +356,10 @@ def days_text(days: float, available: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, with thousands separated."""
-    for least, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if value >= least:
-            return f"{value / (1e3 if unit == 'k' else least):.3g}{unit}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    """Three digits, with thousands separated: 29.1, 9,999, 12.3k, 1.2M."""
+    from planner.report.units import count_text, digits_text
+
+    return digits_text(value) if value < 1e4 else count_text(value).replace("K", "k")
 
 
 def _remark(found: "CaseComparison", failures: float) -> None:

@@ -17,7 +17,7 @@ from hardware_profiles import load_software
 from planner.cli.main import app
 from planner.plan.file import load_plan
 from planner.plan.plan import PLANNER_VERSION
-from planner.report.units import bytes_text, count_text, percent_text, seconds_text
+from planner.report.units import bytes_text, count_text, digits_text, percent_text, seconds_text
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu")
 FAST = (*TINY, "--devices", "2", "--mesh", "2", "--micro-batches", "2")
@@ -539,14 +539,21 @@ def test_a_plan_file_that_was_cut_off_is_refused(folder: Path) -> None:
         (seconds_text(12345.6), "12,346 s"),
         (seconds_text(-18.4), "-18.4 s"),
         (seconds_text(-1.2e-3), "-1.2 ms"),
+        (seconds_text(999.7), "1,000 s"),
+        (seconds_text(0.9997), "1 s"),
+        (seconds_text(0.0009997), "1 ms"),
         (bytes_text(77.2 * 2**30), "77.2 GiB"),
         (bytes_text(3.1 * 2**20), "3.1 MiB"),
         (bytes_text(2**10), "1.0 KiB"),
         (bytes_text(12), "12 B"),
         (count_text(70.6e9), "70.6B"),
         (count_text(124e6), "124M"),
+        (count_text(999.7e6), "1B"),
         (count_text(7), "7"),
         (percent_text(0.517), "51.7%"),
+        (digits_text(0.01254), "0.0125"),
+        (digits_text(2345.6), "2,346"),
+        (digits_text(999.7), "1,000"),
     ],
 )
 def test_numbers_for_people(text: str, expected: str) -> None:

@@ -100,6 +100,7 @@ def test_words_for_people() -> None:
         "; gradients summed, in the dtype of the weights, clipped to norm 0.5, in buckets of 32 MiB; no master weights;"
         " moments in bf16; weights of rank 0 broadcast at the start; each device has its own *router*, bias"
     )
+    assert gradient_words(Update(buckets=2**30)) == "; gradients in buckets of 1,024 MiB"
     assert gradient_words(Update(buckets=(20, 35))) == "; gradients in buckets that end at parameter 20, 35"
     many = gradient_words(Update(buckets=tuple(range(5, 100, 5))))
     assert many == "; gradients in 20 buckets that end at parameter 5, 10, ..., 95"

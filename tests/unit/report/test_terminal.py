@@ -8,7 +8,7 @@ from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import Operator
 from planner.plan.layout.roles import Roles, roles
 from planner.plan.words import expert_overlap_words
-from planner.report.rows import degree_rows
+from planner.report.rows import degree_rows, figure_rows
 from planner.report.terminal import counted, sections
 from planner.report.words import short_names
 from tests.unit.plan.plans import plan_named, verdict_of
@@ -42,6 +42,13 @@ def test_zero_stages_are_told_with_their_shares_where_there_are_several() -> Non
     assert _optimizer_sharding(("off", 0.6), ("2 (gradients and states)", 0.4)).startswith(
         "off for 60% of the parameters; ZeRO 2 (gradients and states)"
     )
+
+
+def test_few_samples_a_second_keep_their_digits() -> None:
+    plan = plan_named("two axes")
+    slow = replace(plan, model=replace(plan.model, sequence_length=None))
+    prediction = replace(plan.prediction, samples_per_second=0.0125 * plan.cluster.devices)
+    assert dict(figure_rows(slow, prediction))["samples/s per device"] == "0.0125"
 
 
 def test_zero_that_has_nothing_to_shard_says_so() -> None:
