@@ -10,7 +10,7 @@ from typing import Any
 
 from costmodels import FORWARD
 from hardware_profiles import Machine, parts_of
-from planner.api.checks import amounts, names, numbers, record, texts, word
+from planner.api.checks import amounts, names, number, numbers, record, texts, word
 from planner.api.decisions import padding_given, pinned_given, places_given, replicas_given, shards_given
 from planner.api.exporting import check_told
 from planner.api.jobs import job_of, machine_given, warned
@@ -58,8 +58,8 @@ def checked(options: JobOptions | SearchOptions) -> SearchOptions:
         planner_memory=asked["planner_memory"],
         simplicity=asked["simplicity"],
         memory_margin=asked["memory_margin"],
-        imbalance=asked["imbalance"],
     )
+    number("imbalance", asked["imbalance"], whole=False)
     numbers(tokens_once=asked["tokens_once"])
     names(cluster=asked["cluster"], engine=asked["engine"])
     for name in ("fp8_layers", "fp8_left_out"):

@@ -124,6 +124,14 @@ def compare(
             cluster=cluster, seq_len=seq_len, global_batch=global_batch, precision=precision, per_replica=per_replica,
             as_json=as_json,
         )  # fmt: skip
+        measurement = {"a record": measured, "--log": log, "--from": engine, "--trace": trace}
+        strange = [name for name, one in measurement.items() if one is not None]
+        strange += [f"--clock {clock}"] if clock_of(clock) != "wall" else []
+        if strange and (engines is not None or plan_file is None):
+            raise RequestError(
+                f"{', '.join(strange)}: a measurement is compared with a plan file alone; leave it out, or write plan"
+                " compare PLAN with it"
+            )
         if engines is not None:
             if money:
                 raise RequestError(

@@ -77,6 +77,9 @@ def report(
         if price is not None and tokens is None:
             raise RequestError("--price needs --tokens, of which a plan knows nothing; give both")
         wanted = search and (page_file is not None or as_json)
+        if time_limit is not None and not wanted:
+            why = "a trace alone needs none" if search else "--no-search has none"
+            raise RequestError(f"--time-limit {time_limit:g}: it limits searches, and {why}; leave it out")
         found = _reported(plan_file, hardware, model, wanted, time_limit, _bill(tokens, price))
         _write(found, page_file, trace, as_json)
 

@@ -69,6 +69,8 @@ def test_days_and_cost_are_those_of_the_step(plan: Any, file: str) -> None:
     cost = figures["cost at 2 a device-hour"].split(" ")[0].replace(",", "")
     assert float(cost) == pytest.approx(8 * seconds / 3600, abs=0.5)
     assert "--price needs --tokens" in plan.refused("report", file, "--price", "2")
+    for other in ("--no-search",), ("--trace", "trace.json"):
+        assert "--time-limit 3" in plan.refused("report", file, "--time-limit", "3", *other)
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import hardware_profiles
 from planner.cli import entry
 from planner.cli.main import app, main
 from tests.refusals import says
@@ -38,6 +39,7 @@ def leaves(): raise SystemExit(5)
 TINY = "--model llama-tiny --hardware cpu --devices 2"
 EXPERTS = "--model mixtral-tiny --devices 4"
 GOOD = "good.json"
+CPU = Path(hardware_profiles.__file__).with_name("cpu.toml")
 ABSENT = os.strerror(errno.ENOENT)
 
 
@@ -59,7 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
         "long.json": text.replace('"global_batch": 8', '"global_batch": ' + "9" * 6000),
         "other.json": text.replace("llama-tiny", "gpt-tiny"),
         "list.json": "[1, 2]",
-        "mine.toml": "",
+        "mine.toml": CPU.read_text(),
         "null.json": "null",
         "user.py": USER,
         "broken.py": "def (:",
@@ -94,6 +96,8 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("--model", ("--model", "plan search --help")),
     ("estimate", ("--model NAME",)),
     ("--devices 4 show good.json", ("--devices", "plan show --devices")),
+    ("compare --model llama-tiny --devices 2 --trace trace.json", ("--trace", "plan compare PLAN")),
+    ("compare good.json run.json --engines megatron --clock cpu", ("a record", "--clock cpu", "plan compare PLAN")),
     # names that there are not
     ("--model lama-tiny", ("lama-tiny", "llama-tiny", "--model package.module:factory")),
     ("--model ''", ("''", "--model package.module:factory")),
@@ -102,7 +106,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --mode ''", ("--mode", "''", "data_parallel")),
     ("--model llama-tiny --hardware folder", ("folder", "cpu", ".toml")),
     ("--model llama-tiny --software megatorn", ("megatorn", "megatron")),
-    ("profiles h201", ("h201", "h200-141gb")),
+    ("profiles h2000", ("h2000", "h200-141gb")),
     ("stacks nemmo", ("nemmo", "nemo")),
     (f"{TINY} --mode data_paralel", ("--mode", "data_paralel", "data_parallel")),
     (f"{TINY} --search dynamic", ("--search", "dynamic", "dynamic_programming")),
