@@ -119,6 +119,9 @@ class Job:
         try:
             with from_command():  # a thread does not know who started it
                 self._search()
+        except LimitError as error:
+            if not self._stop.is_set():  # else whoever stopped it knows
+                self._note(error=str(error))
         except (PlannerError, HardwareProfileError) as error:
             self._note(error=str(error))
         except Exception as error:  # a fault of ours, which the page has to be told
@@ -157,10 +160,10 @@ class Job:
             self._note(phase=f"searching plans within {share:.0%} of its memory")
             try:
                 lean = search(model, machine, memory_limit=most * share, time_limit=FRONT_SECONDS, **rest)
-            except InfeasibleError:
-                return
             except LimitError:
                 continue
+            except InfeasibleError:
+                return
             self._note(points=[*self.points, _point(lean, best=False)])
 
     def _heard(self, progress: Progress) -> None:

@@ -16,7 +16,7 @@ from planner.errors import RequestError
 from planner.plan.file import parse_plan
 from planner.ui import Server
 from planner.ui.connections import MOST, Connections
-from planner.ui.jobs import asked_of
+from planner.ui.jobs import Job, Models, asked_of
 from tests.unit.ui.serving import serving
 
 TINY = {"model": "llama-tiny", "hardware": "h100-80gb", "devices": 2, "global_batch": 8, "seq_len": 64}
@@ -103,6 +103,14 @@ def test_a_model_of_ones_own_is_the_one_that_was_named_at_the_start() -> None:
     assert asked_of({**TINY, "model": "mine:factory"}, "mine:factory").model == "mine:factory"
     with pytest.raises(RequestError):
         asked_of({**TINY, "model": "mine:other"}, "mine:factory")
+
+
+def test_a_search_that_is_stopped_before_it_has_a_plan_is_no_error() -> None:
+    job = Job(1, asked_of(TINY, None), Models(None))
+    job.stop()
+    job.start()
+    job.join(60)
+    assert (job.done, job.phase, job.error, job.shown) == (True, "stopped", "", None)
 
 
 def test_what_is_no_request_is_answered_with_a_reason(server: Server) -> None:
