@@ -7,17 +7,24 @@ const form = $("job");
 let devices = {}; // of every profile
 let pinned = {}; // degrees
 let shard = {}; // strategies by operator
-let running = 0; // the number of the search that is shown
+let running = 0; // the number of the search that is followed
+let shown = 0; // the number of the search whose plan is shown: an earlier one until there is a new plan
 let plan = null; // what is shown of it
 let kept = null;
-let free = null; // the best plan with nothing pinned, of the same job
+let asked = ""; // the job of the last search
+let free = null; // the best plan of that job with nothing pinned
+let priced = ""; // the operator whose strategies the dialog shows
 
 // What is asked of the server.
 async function call(path, body) {
   const options = { headers: { "X-Plan-Token": token } };
   if (body !== undefined) Object.assign(options, { method: "POST", body: JSON.stringify(body) });
-  const answer = await fetch(path, options);
-  const content = await answer.json();
+  const answer = await fetch(path, options).catch(() => {
+    throw new Error("The server does not answer: plan ui was ended, or has another port.");
+  });
+  const text = await answer.text();
+  if (answer.status === 403) throw new Error("Another plan ui answers here: " + text.trim() + ".");
+  const content = JSON.parse(text);
   if (content.error && !answer.ok) throw new Error(content.error);
   return content;
 }
@@ -61,39 +68,43 @@ function jobOf() {
 }
 
 async function search() {
+  if (!form.reportValidity()) return;
   fail("");
+  const job = jobOf(), unpinned = !pins();
+  if (JSON.stringify(job) !== asked) free = null;
+  asked = JSON.stringify(job);
   root.dataset.search = "running";
   root.dataset.plan = "";
   try {
-    const state = await call("/api/searches", { ...jobOf(), pinned, shard });
+    const state = await call("/api/searches", { ...job, pinned, shard });
     running = state.job;
     $("stop").disabled = false;
-    follow(running);
+    follow(running, unpinned);
   } catch (error) {
     fail(error.message);
   }
 }
 
 // Ask again and again, each answer comes when there is news.
-async function follow(number) {
+async function follow(number, unpinned) {
   let seen = -1;
   while (running === number) {
     let state;
     try {
       state = await call("/api/searches/" + number + "?seen=" + seen);
     } catch (error) {
-      if (running === number) fail(error.message === "Failed to fetch" ? "The server was closed." : error.message);
+      if (running === number) fail(error.message);
       return;
     }
     if (running !== number) return;
     seen = state.version;
-    show(state);
+    show(state, unpinned);
     if (state.done) return;
     await new Promise((then) => setTimeout(then, 120));
   }
 }
 
-function show(state) {
+function show(state, unpinned) {
   const evaluated = state.total ? ", " + state.evaluated + " of " + state.total + " configurations evaluated" : "";
   $("status").textContent = state.error ? "" : sentence(state.phase) + (state.done ? "." : evaluated + " …");
   const bar = $("progress");
@@ -106,7 +117,8 @@ function show(state) {
   }
   if (state.plan) {
     plan = state.plan;
-    if (plan.final && !Object.keys(pinned).length && !Object.keys(shard).length) free = plan;
+    shown = state.job;
+    if (plan.final && unpinned) free = plan;
     showPlan();
     showFront(state.points);
   }
@@ -137,7 +149,7 @@ function showPlan() {
   $("live-proof").textContent =
     (plan.final ? "" : "So far: ") + plan.proof + "." + (plan.simpler ? " " + plan.simpler + "." : "");
   showCost();
-  const base = "/api/searches/" + running + "/";
+  const base = "/api/searches/" + shown + "/";
   $("download").href = base + "plan.json?token=" + encodeURIComponent(token);
   $("report").href = base + "report.html?token=" + encodeURIComponent(token);
   linkSettings();
@@ -154,9 +166,8 @@ function showPlan() {
 }
 
 function showCost() {
-  const pins = Object.keys(pinned).length + Object.keys(shard).length;
-  $("live-pins-cost").hidden = !(pins && free);
-  if (pins && free) {
+  $("live-pins-cost").hidden = !(pins() && free);
+  if (pins() && free) {
     const change = plan.step_seconds / free.step_seconds - 1;
     const words = (Math.abs(change) * 100).toFixed(1) + "% " + (change < 0 ? "faster" : "slower");
     const same = Math.abs(change) < 5e-4;
@@ -168,7 +179,7 @@ function showCost() {
 function linkSettings() {
   const engine = encodeURIComponent($("engine").value);
   $("settings").href =
-    "/api/searches/" + running + "/settings.zip?engine=" + engine + "&token=" + encodeURIComponent(token);
+    "/api/searches/" + shown + "/settings.zip?engine=" + engine + "&token=" + encodeURIComponent(token);
 }
 
 function showDegrees() {
@@ -188,6 +199,10 @@ function showDegrees() {
     }),
   );
   if (held) document.querySelector('[data-degree="' + held + '"]')?.focus();
+}
+
+function pins() {
+  return Object.keys(pinned).length + Object.keys(shard).length;
 }
 
 function pin() {
@@ -249,13 +264,15 @@ async function strategies(one) {
   $("strategies-about").textContent = "Pricing every strategy, with the rest of the plan unchanged …";
   $("strategy-rows").replaceChildren();
   $("strategies").showModal();
+  priced = one.name;
   try {
-    const found = await call("/api/searches/" + running + "/operator?name=" + encodeURIComponent(one.name));
+    const found = await call("/api/searches/" + shown + "/operator?name=" + encodeURIComponent(one.name));
+    if (priced !== one.name) return; // another one was opened meanwhile
     const twins = found.twins > 1 ? " A strategy applies to all " + found.twins + " blocks with this operator." : "";
     $("strategies-about").textContent = "A factor for each mesh axis; the rest of the plan is unchanged." + twins;
     $("strategy-rows").replaceChildren(...found.choices.map((choice) => strategyRow(one.name, choice)));
   } catch (error) {
-    $("strategies-about").textContent = error.message;
+    if (priced === one.name) $("strategies-about").textContent = error.message;
   }
 }
 
@@ -356,7 +373,6 @@ function scale(values, from, to) {
 // The start.
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  free = null;
   search();
 });
 $("stop").addEventListener("click", () => call("/api/searches/" + running + "/stop", {}).catch((error) => fail(error.message)));
