@@ -36,7 +36,8 @@ class HeldInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldParameter:
     """A parameter and the pieces of its weight, of its accumulated gradient, and of the optimizer's state; a
-    gradient may be a sum over this rank's samples only, on the axes `partial`."""
+    gradient may be a sum over this rank's samples only, on the axes `partial`. Nothing is held of the gradient and the
+    state of a parameter that is not trained."""
 
     name: str
     shape: tuple[int, ...]
@@ -120,15 +121,17 @@ def _parameter(bound: BoundPlan, name: str, coordinate: Sequence[int], owner: Ow
     weight, gradient, state = (
         piece_of(shape, layout, mesh, coordinate) for layout in (stored.weight, stored.gradient, stored.state)
     )
-    if owner is not None and not owner.at(coordinate):
-        state = tuple(() for _ in shape)
+    trained, nothing = name in bound.graph.differentiable, tuple(() for _ in shape)
+    if not trained or (owner is not None and not owner.at(coordinate)):
+        state = nothing
+    partial = (axis.name for axis, one in zip(mesh.axes, stored.gradient, strict=True) if one.kind == "partial")
     return HeldParameter(
         name=name,
         shape=shape,
         weight=weight,
-        gradient=gradient,
+        gradient=gradient if trained else nothing,
         state=state,
-        partial=tuple(axis.name for axis, one in zip(mesh.axes, stored.gradient, strict=True) if one.kind == "partial"),
+        partial=tuple(partial) if trained else (),
     )
 
 

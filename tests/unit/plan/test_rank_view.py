@@ -52,6 +52,17 @@ def test_a_rank_has_the_pieces_that_it_is_said_to_have(
             assert taken(whole[one.name].detach(), one.gradient).shape == held.leaf.shape
 
 
+def test_nothing_is_held_of_gradients_and_states_that_there_are_not() -> None:
+    model = "mixture-frozen"
+    bound = bind(plans.hand_plan("zero3", model, plans.mesh_of(2)), plans.traced(model), plans.BATCH)
+    view = rank_view(bound, roles(bound), 1)
+    trained = {one.name for one in bound.graph.parameters if one.trainable}
+    assert {one.name for one in view.parameters} > trained > set()
+    for one in view.parameters:
+        held = (one.gradient, one.state)
+        assert all(all(piece) for piece in held) if one.name in trained else not any(any(piece) for piece in held)
+
+
 def test_pieces_of_all_ranks_make_the_whole() -> None:
     draw = random.Random(0)
     for _ in range(200):
