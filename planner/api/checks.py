@@ -185,12 +185,15 @@ def record(name: str, value: object, kind: type[Record], default: Record) -> Rec
     """
     if value is None:
         return default
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if isinstance(value, kind):
+        for key in fields:
+            if not fits(given := getattr(value, key), fields[key]):
+                raise RequestError(f"{name}.{key} = {given!r:.80}: give {said(fields[key])}")
         return value
     if not isinstance(value, Mapping):
         raise RequestError(f"{name} is {kind_of(value)}: give a planner.{kind.__name__}, or a dict of its fields")
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     read = {key: _tuples(given) for key, given in value.items()}
     for key, given in read.items():
         if key not in fields:

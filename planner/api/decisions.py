@@ -49,6 +49,8 @@ def pinned_given(pinned: object) -> Pinned:
         pinned = dict(pinned)
         if isinstance(pinned.get("offload"), str):
             pinned["offload"] = parse_offload(pinned["offload"])
+    elif isinstance(pinned, Pinned) and isinstance(pinned.offload, str):
+        pinned = replace(pinned, offload=parse_offload(pinned.offload))
     return record("pinned", pinned, Pinned, FREE)
 
 

@@ -211,6 +211,13 @@ def test_an_estimate_fills_in_what_the_command_does(traced: planner.TracedModel)
         planner.search(traced, "cpu", devices=2, update={"local_parameters": [3]})
 
 
+def test_a_record_of_degrees_is_checked_like_a_dict_of_them(traced: planner.TracedModel) -> None:
+    found = planner.search(traced, "cpu", devices=2, pinned=planner.Pinned(tensor=2, offload="none"))  # type: ignore[arg-type]
+    assert found.plan.training.micro_batches
+    with refused(RequestError, "pinned.tensor", "'2'", "a whole number"):
+        planner.search(traced, "cpu", devices=2, pinned=planner.Pinned(tensor="2"))  # type: ignore[arg-type]
+
+
 def test_progress_is_told_and_a_search_can_be_cancelled(traced: planner.TracedModel) -> None:
     heard: list[Progress] = []
     found = planner.search(
