@@ -23,6 +23,9 @@ from planner.errors import RequestError
 if TYPE_CHECKING:
     from planner.export.target import OperatorTarget
 
+TOLERANCE = "1%"
+"""How much longer a step of the nearest plan may take, by default."""
+
 _FAR = 0.05
 """Share of the step by which the nearest plan may be slower before the search for the best one is pointed out."""
 
@@ -40,12 +43,13 @@ def export(
         ),
     ] = False,
     tolerance: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="SHARE",
-            help="With --nearest: how much longer the step may take.",
+            help="Take the nearest plan if its step takes at most this much longer.",
+            show_default=TOLERANCE,
         ),
-    ] = "1%",
+    ] = None,
     onto: Annotated[
         Path | None,
         typer.Option(
@@ -73,13 +77,20 @@ def export(
         from planner.export.launching import folder_files
         from planner.export.targets import OPERATOR_TARGETS
 
-        if to in OPERATOR_TARGETS and onto is not None:
-            raise RequestError(f"--onto {onto}: {to} takes strategies of operators and nothing else; leave it out")
+        limit = [] if tolerance is None else [f"--tolerance {tolerance}"]
+        strange = [*(["--nearest"] if nearest else []), *limit, *([] if onto is None else [f"--onto {onto}"])]
+        if to in OPERATOR_TARGETS and strange:
+            raise RequestError(
+                f"{', '.join(strange)}: {to} takes strategies of operators and nothing else; leave it out"
+            )
+        if nearest and tolerance is not None:
+            raise RequestError(f"--tolerance {tolerance}: --nearest takes the nearest plan anyway; give one of them")
         if to in OPERATOR_TARGETS:
             _export_operators(plan_file, OPERATOR_TARGETS[to], output, model, as_json)
             return
         text = None if onto is None else text_of(onto)
-        found = _export(plan_file, to, hardware, model, Way(nearest=nearest, most=parse_share("tolerance", tolerance)))
+        most = parse_share("tolerance", TOLERANCE if tolerance is None else tolerance)
+        found = _export(plan_file, to, hardware, model, Way(nearest=nearest, most=most))
         check_fits(found, str(plan_file))
         content = _content(found)
         with naming(plan_file):
