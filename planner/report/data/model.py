@@ -12,7 +12,7 @@ from planner.graph.per_replica import called
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.compare.dissection import OperatorCost, RankDissection
 from planner.plan.layout.patterns import Patterns
-from planner.plan.layout.roles import roles
+from planner.plan.layout.roles import call_word, roles
 from planner.plan.plan import Group
 from planner.report.words import short_name, strategy_words
 from planner.sharding.layout import format_layout, local_share
@@ -153,7 +153,7 @@ class _Views:
         recomputation = "none" if group is None else group.recomputation
         return Variant(
             name=name,
-            words=_words(recomputation, group),
+            words=self._words(recomputation, group),
             unlike=self._unlike(views, block),
             blocks=blocks,
             first_block=block,
@@ -162,6 +162,17 @@ class _Views:
             seconds=sum(view.total for view in views),
             kept_bytes=sum(view.kept_bytes for view in views),
         )
+
+    def _words(self, recomputation: str, group: Group | None) -> str:
+        """`nothing recomputed`, `recomputed fully`, `recomputed, keeping attention and o_proj`."""
+        if group is None or recomputation == "none":
+            return "nothing recomputed"
+        if recomputation == "full":
+            return "recomputed fully"
+        inside = self.bound.blocks.operators(group.first_block)
+        classes = {self.bound.operators[at].operator.name: self.bound.operators[at].rule.op_class for at in inside}
+        kept = dict.fromkeys(call_word(name, classes[name]) for name in group.kept)
+        return f"recomputed, keeping {', '.join(kept)}"
 
     def _unlike(self, views: tuple[OperatorView, ...], block: int | None) -> tuple[str, ...]:
         if block is None:
@@ -202,13 +213,3 @@ class _Views:
 
 def _lying(view: OperatorView) -> tuple[object, ...]:
     return view.splits, view.weight, view.gradient, view.state
-
-
-def _words(recomputation: str, group: Group | None) -> str:
-    """`nothing recomputed`, `recomputed fully`, `recomputed, keeping self_attn`."""
-    if group is None or recomputation == "none":
-        return "nothing recomputed"
-    if recomputation == "full":
-        return "recomputed fully"
-    kept = [name.partition("/")[0].rpartition(".")[2] for name in group.kept]
-    return "recomputed, keeping " + ", ".join(dict.fromkeys(kept))

@@ -1,6 +1,7 @@
 """What a page shows adds up to what the prediction says."""
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +13,7 @@ from planner.plan.prediction.timeline import RECEIVE, timeline_of
 from planner.plan.prediction.walk.stage_cost import GATHERING, REDUCING
 from planner.report.data import Choice, reasons_of
 from planner.report.data.lanes import lanes_of
+from planner.report.data.model import _Views
 from planner.sharding.layout import format_layout
 from tests.unit.plan.plans import verdict_of
 from tests.unit.report.reports import reported, verdict_named
@@ -122,6 +124,16 @@ def test_every_block_has_a_stage_and_a_way() -> None:
         again = bound.recompute_of(block.number)
         assert (variants[block.variant].recomputation == "none") == (again is None)
     assert sum(variant.blocks for variant in found.variants) == bound.blocks.count
+
+
+def test_what_blocks_keep_is_named_by_module_or_by_call() -> None:
+    bound = verdict_named("several groups").bound
+    group = next(group for group in bound.plan.groups if group.blocks)
+    names = [name for name, _ in group.operators]
+    product = next(name for name in names if "q_proj/" in name)
+    own = next(name for name in names if re.search(r"\.\d+/add$", name))
+    words = _Views(bound, {})._words("selective", replace(group, recomputation="selective", kept=(product, own)))
+    assert words == "recomputed, keeping q_proj, add"
 
 
 def test_operators_are_in_the_words_of_the_plan() -> None:
