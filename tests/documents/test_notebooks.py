@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,7 @@ from nbformat import NotebookNode
 from notebooks.execute import NOTEBOOKS, executed
 from tests.long_lists import rarely
 
+ROOT = Path(__file__).parents[2]
 CELLS = 15  # of a notebook at most
 BYTES = 200_000  # of a file at most, pictures included
 PACKAGES = ("costmodels", "hardware_profiles", "planner", "runtime")
@@ -100,6 +103,27 @@ def test_its_outputs_name_no_folder_of_a_machine(path: Path) -> None:
 )
 def test_a_private_name_is_seen(line: str) -> None:
     assert list(private_names(ast.parse(line)))
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_attributes_and_arguments_are_those_that_there_are(tmp_path: Path) -> None:
+    """A type checker finds what was renamed in the packages, in all notebooks at once; most of them run rarely."""
+    for path in NOTEBOOKS:
+        cells = [cell.source for cell in code_of(read(path)) if not cell.source.startswith("%%")]
+        lines = [line for cell in cells for line in cell.splitlines() if not line.startswith("!")]
+        (tmp_path / f"notebook_{path.stem[0]}.py").write_text("\n".join(lines) + "\n")
+    settings = ("--config-file", "pyproject.toml", "--ignore-missing-imports", "--disable-error-code=var-annotated")
+    untyped = (
+        "--allow-redefinition",
+        "--no-strict-optional",
+        "--allow-untyped-defs",
+        "--allow-untyped-calls",
+        "--allow-incomplete-defs",
+    )
+    command = [sys.executable, "-m", "mypy", *settings, *untyped, *map(str, tmp_path.glob("*.py"))]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.thorough
