@@ -76,8 +76,8 @@ class OperandCall:
         """Whether the backward pass gathers the operand itself: the recomputed block has no other use for it."""
         return self.forward.group is not None and bool(self.kept) and all(self.kept) and not self.shared
 
-    def weights(self, tensors: Sequence[torch.Tensor]) -> Weights:
-        """The weights and biases among the operands after the first."""
+    def weights(self, tensors: Sequence[Any]) -> Sequence[tuple[Any, Any]]:
+        """The weights and biases among the operands after the first, or what there is of each of them."""
         rest = iter(tensors)
         return [(next(rest), next(rest) if biased else None) for biased in self.biased]
 
@@ -122,7 +122,12 @@ class _Operand(torch.autograd.Function):
         weights = call.weights(tensors)
         whole, made = _made(call, piece, weights)
         # no difference where a recomputation already has everything
-        ctx.save_for_backward(piece if call.gathers_later else whole, *(weight for weight, _ in weights))
+        rows = piece if call.gathers_later else whole
+        assert rows is not None, "it is gathered later, else"
+        ctx.shape = rows.shape
+        needed = ctx.needs_input_grad[2:]  # frozen weights keep no rows
+        keeps = any(needed if call.gathers_later else (one for one, _ in call.weights(needed)))
+        ctx.save_for_backward(rows if keeps else None, *(weight for weight, _ in weights))
         if not call.shared:
             return tuple(made)
         assert whole is not None, "others read it"
@@ -141,8 +146,8 @@ class _Operand(torch.autograd.Function):
         needed = iter(ctx.needs_input_grad[2:])
         piece, landing = None, None
         if ctx.needs_input_grad[1]:
-            size = whole.shape if call.gathers_later else call.backward.chunks.shape_of_piece(whole.shape)
-            piece, landing = _sent_back(call.backward, size, whole, pairs, direct)
+            size = ctx.shape if call.gathers_later else call.backward.chunks.shape_of_piece(ctx.shape)
+            piece, landing = _sent_back(call.backward, size, pairs, direct)
         if arriving is not None:
             whole = arriving.all()
         found: list[torch.Tensor | None] = []
@@ -200,7 +205,6 @@ def _gathered(way: Way, piece: torch.Tensor, weights: Weights, first: int) -> tu
 def _sent_back(
     way: Way,
     size: torch.Size,
-    like: torch.Tensor,
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     direct: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, Leaving | None]:
@@ -209,7 +213,7 @@ def _sent_back(
     if not pairs and direct is None:
         return None, None
     chunks = way.chunks
-    piece = like.new_empty(size)
+    piece = (pairs[0][0] if direct is None else direct).new_empty(size)
     leaving = Leaving(chunks, way.group, piece) if way.group is not None else None
     for number in range(chunks.count):
         term = None if direct is None else chunks.whole(direct, number).clone(memory_format=torch.contiguous_format)
@@ -258,8 +262,9 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: _Run, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        ctx.run = run
-        ctx.save_for_backward(rows, weight)
+        ctx.run, ctx.shape = run, rows.shape
+        _, to_rows, to_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(rows if to_weight else None, weight if to_rows else None)
         return rows.new_empty(0)
 
     @staticmethod
@@ -270,11 +275,11 @@ class _Begin(torch.autograd.Function):
         assert gradient is not None, "the node behind has been there"
         _, to_rows, to_weight, to_bias = ctx.needs_input_grad
         way = ctx.run.call.backward
-        back = rows.new_empty(rows.shape) if to_rows else None
+        back = gradient.new_empty(ctx.shape) if to_rows else None
         if way.group is None:
             whole = gradient
             if back is not None:
-                back = torch.mm(rows_of(gradient), weight).view(rows.shape)
+                back = torch.mm(rows_of(gradient), weight).view(ctx.shape)
         else:
             arriving = Arriving(gradient, way.chunks, way.group)
             for number, arrived in enumerate(arriving):

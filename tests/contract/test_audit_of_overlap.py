@@ -29,6 +29,7 @@ class Overlapped(Hand):
 
 CASES = (
     Overlapped(model="llama", kind="sequence", mesh=(1, 2)),
+    Overlapped(model="frozen", kind="sequence", mesh=(1, 2)),
     Overlapped(model="llama", kind="megatron", mesh=(2, 2), settings={"micro_batches": 2, **FULL}),
     Overlapped(model="llama4", kind="sequence", mesh=(1, 2), settings=PIPELINED, chunks=(1, 2)),
     Overlapped(model="llama", kind="sequence_zero3", mesh=(2, 2), settings=FULL, chunks=(2, 1)),
@@ -40,7 +41,7 @@ CASES = (
 )
 
 
-@pytest.mark.cases(1, 4)
+@pytest.mark.cases(2, 4)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", CASES, ids=str)
 def test_overlaps_send_and_compute_as_predicted(make: Overlapped) -> None:

@@ -362,6 +362,14 @@ def adapted() -> nn.Module:
     return model.double()
 
 
+def frozen_products() -> nn.Module:
+    """Layers of which only the norms are trained."""
+    model = Llama(replace(LLAMA, num_layers=4))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("norm" in name)
+    return model
+
+
 def frozen_experts() -> nn.Module:
     """Experts that are not trained; gradients go through them to what is."""
     model = Llama(MIXTURE)
@@ -443,6 +451,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "ungated-wide": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32, gated=False)),
     "ungated64": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32, gated=False)).double(),
     "mixture-frozen": frozen_experts,
+    "frozen": frozen_products,
     "adapted64": adapted,
     "mixtures": mixtures,
     "beside": beside,

@@ -38,6 +38,8 @@ CASES = [
 ]  # fmt: skip
 PAIRS = [
     ("llama", "sequence", (1, 2), (4, 2, 1), {}),
+    ("adapted64", "sequence", (1, 2), (2, 2, 1), {}),
+    ("adapted64", "sequence", (1, 2), (2, 2), SOME_PRODUCTS),
     ("llama", "megatron", (1, 2), (2, 2), {**TWO, **FULL}),
     ("llama", "sequence", (1, 2), (2, 4, 1), SOME_PRODUCTS),
     ("llama", "sequence", (1, 2), (2, 2), {**TWO, **PRODUCTS}),
