@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hardware_profiles import HardwareProfileError, MixedCluster, load_profile, profile_names
+from hardware_profiles import Cluster, HardwareProfileError, MixedCluster, load_profile, profile_names
 from planner.errors import PlannerError
 from planner.graph.placed import tables_of
 from planner.limits import limited, reached
@@ -276,13 +276,18 @@ def _shorter(length: int, retrace: Retrace) -> list[Step]:
 
 
 def _larger_devices(request: SearchRequest, needed: float | None) -> list[Step]:
-    """Profiles of the same kind of device with more memory, the smallest first."""
+    """Profiles of the same kind of device with more memory, the smallest first, and of equally large ones the fastest.
+    Those that are slower in the precision of the request come last."""
     if isinstance(request.cluster, MixedCluster):
         return []
     here = request.cluster.device
     profiles = [load_profile(name) for name in profile_names()]
     larger = [one for one in profiles if one.device.memory > here.memory and one.device.device_type == here.device_type]
     enough = [one for one in larger if needed is None or one.device.memory > 0.9 * needed]
+
+    def order(one: Cluster) -> tuple[bool, float, float]:
+        own, there = (dict(device.peak_flops).get(request.precision, 0.0) for device in (here, one.device))
+        return there < own, one.device.memory, -there
 
     def made(name: str) -> Callable[[], SearchRequest]:
         return lambda: replace(
@@ -292,5 +297,5 @@ def _larger_devices(request: SearchRequest, needed: float | None) -> list[Step]:
 
     return [
         (f"{one.device.memory / 2**30:.0f} GiB of memory (--hardware {one.name})", made(one.name))
-        for one in sorted(enough, key=lambda one: one.device.memory)
+        for one in sorted(enough, key=order)
     ]

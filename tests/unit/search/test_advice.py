@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from hardware_profiles import load_profile
 from planner.sharding.update import Update
 from planner.strategy_search.analysis import advice, sensitivity
 from planner.strategy_search.analysis.sensitivity import World
@@ -20,6 +21,16 @@ def test_more_devices_than_samples_come_with_more_samples_in_words_too() -> None
         "16 devices and as many samples (--devices 16 --global-batch 16)",
     ]
     assert [(one.cluster.devices, one.padded_batch) for _, one in steps] == [(4, 8), (8, 8), (16, 16)]
+
+
+def test_larger_devices_that_are_slower_come_last() -> None:
+    request = request_of("llama-4", cluster_of("h100-80gb", 8), 8)
+    profiles = [text.partition("--hardware ")[2].rstrip(")") for text, _ in advice._larger_devices(request, None)]
+    peaks = [load_profile(name).device.peak(request.precision) for name in profiles]
+    own = cluster_of("h100-80gb", 8).device.peak(request.precision)
+    slower = [peak < own for peak in peaks]
+    assert slower == sorted(slower)
+    assert profiles.index("h200-141gb") < profiles.index("h20-141gb")
 
 
 @pytest.mark.parametrize(("devices", "words"), [(1, "there is one device"), (3, "3 devices cannot be halved")])
