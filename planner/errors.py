@@ -11,7 +11,7 @@
     ├── AuditError              the runtime does something that the audit cannot check
     ├── RunError                a failed run: a rank failed, was killed, or hangs
     ├── InfeasibleError         nothing fits into the memory of the devices
-    │   └── LimitError          a limit of the planner itself was reached before there was a plan
+    │   └── LimitError          the search was stopped before there was a plan
     │       └── LateError       the time limit was over before the search began
     ├── NonFiniteError          a loss or a gradient of a training step is NaN or infinite
     └── LossSpikeError          a loss far above those before it, if the run is to stop then
@@ -22,8 +22,12 @@ spikes.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from hardware_profiles.spelling import nearest_names
+
+StoppedBy = Literal["interrupt", "memory", "time"]
+"""What stops a search before its end: its user, or a limit of the planner's own memory or time."""
 
 
 class PlannerError(Exception):
@@ -96,11 +100,11 @@ class InfeasibleError(PlannerError):
 
 
 class LimitError(InfeasibleError):
-    """A limit of the planner's own time or (`memory`) memory was reached before there was a plan."""
+    """A search was stopped before there was a plan, `by` a limit of the planner's own time or memory, or its user."""
 
-    def __init__(self, message: str, *, memory: bool = False) -> None:
+    def __init__(self, message: str, *, by: StoppedBy = "time") -> None:
         super().__init__(message)
-        self.memory = memory
+        self.by: StoppedBy = by
 
 
 class LateError(LimitError):

@@ -28,14 +28,15 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from hardware_profiles.units import bytes_text
-from planner.errors import LimitError
+from planner.errors import LimitError, StoppedBy
 
 SHARE = 0.75
 """Of the memory that is available when a request begins, the planner takes so much where nothing is said."""
@@ -53,6 +54,14 @@ FINISH = 0.2
 
 LATE = FINISH / 2
 """Of the time limit, by how much a search may begin too late, relatively: its first plan takes a part of `FINISH`."""
+
+_MORE: Mapping[StoppedBy, str] = MappingProxyType(
+    {
+        "interrupt": "let it go on until its first plan",
+        "memory": "let the planner have more memory (--planner-memory)",
+        "time": "give it more time (--time-limit)",
+    }
+)
 
 _FINISH_SECONDS = 1.0  # but so long at least
 _EVERY = 0.02  # seconds between two readings of the memory
@@ -87,20 +96,20 @@ class Limits:
         if self.memory < math.inf and now - self.read >= _EVERY:
             self.read = now
             if (held := self.resident()) > self.memory:
-                raise LimitError(f"the planner holds {bytes_text(held)}, and {self._memory_words()}", memory=True)
+                raise LimitError(f"the planner holds {bytes_text(held)}, and {self._memory_words()}", by="memory")
 
-    def reached(self) -> bool:
-        """Whether a limit is reached."""
+    def reached(self) -> StoppedBy | None:
+        """The limit that is reached; None if none is."""
         try:
             self.check()
-        except LimitError:
-            return True
-        return False
+        except LimitError as error:
+            return error.by
+        return None
 
     def ask(self, nbytes: float, what: str) -> None:
         """Raise LimitError where there is no room for so many bytes more."""
         if nbytes > self.left():
-            raise LimitError(f"{what} would take {bytes_text(nbytes)}, and {self._memory_words()}", memory=True)
+            raise LimitError(f"{what} would take {bytes_text(nbytes)}, and {self._memory_words()}", by="memory")
 
     def left(self) -> float:
         """Bytes that may still be taken."""
@@ -145,10 +154,25 @@ def check_late() -> None:
         replace(limits, ends=limits.ends + LATE * limits.seconds).check()
 
 
-def reached() -> bool:
-    """Whether a limit of the request is reached."""
+def reached() -> StoppedBy | None:
+    """The limit of the request that is reached; None if none is."""
     limits = _CURRENT.get()
-    return limits is not None and limits.reached()
+    return None if limits is None else limits.reached()
+
+
+def ended_by(cancelled: Callable[[], bool]) -> StoppedBy | None:
+    """What ends a search now: its user, or a limit of the request that is reached; None if it goes on."""
+    return "interrupt" if cancelled() else reached()
+
+
+def limit_of(error: LimitError | MemoryError) -> StoppedBy:
+    """The limit that an error is about."""
+    return error.by if isinstance(error, LimitError) else "memory"
+
+
+def more_of(by: StoppedBy) -> str:
+    """What to do where a search was stopped too early."""
+    return _MORE[by]
 
 
 def room(nbytes: float, what: str) -> None:
@@ -277,8 +301,7 @@ def interrupting(doing: str) -> Iterator[None]:
 
 def _nothing_yet(doing: str, why: LimitError) -> LimitError:
     """The error where what comes before a search was interrupted."""
-    more = "let the planner have more memory (--planner-memory)" if why.memory else "give it more time (--time-limit)"
-    return LimitError(f"{doing}: {why}, and nothing was searched; {more}", memory=why.memory)
+    return LimitError(f"{doing}: {why}, and nothing was searched; {more_of(why.by)}", by=why.by)
 
 
 class _Watch(threading.Thread):

@@ -143,6 +143,6 @@ def pareto(
         request = request_of(model, hardware, asked, devices=devices, software=software)
         found = front(request, on_progress or (lambda _: None), stop)
     if not found:
-        raise LimitError("cancelled before there was a plan; let the search go on until its first plan")
+        raise LimitError("cancelled before there was a plan; let the search go on until its first plan", by="interrupt")
     stopped = stop() or any(one.statistics.stopped for one in found)
     return Front(against=against, points=tuple(Point(result=one) for one in found), stopped=stopped)

@@ -152,7 +152,8 @@ def _search(answer: Answer) -> dict[str, Any]:
         "search_seconds": statistics.seconds,
         "total_seconds": answer.seconds,
         "placements": result.placements,
-        "stopped": answer.found.stopped,
+        "stopped": answer.found.stopped_by is not None,
+        "stopped_by": answer.found.stopped_by,
         "certificate": _certificate(answer.shown[0].certificate),
         "simpler": _simpler(result),
     }

@@ -3,7 +3,9 @@
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from planner.cli.answer import Answer
@@ -12,10 +14,20 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.cli.engine_cost import EngineCost
+    from planner.errors import StoppedBy
     from planner.report.console import PlainConsole
 
 WIDTH = 120
 """Width of a report that goes into a file or a pipe."""
+
+
+_STOPPED: "Mapping[StoppedBy, str]" = MappingProxyType(
+    {
+        "interrupt": "Stopped by Ctrl-C; this is the best so far.",
+        "memory": "Stopped by the planner's memory limit; this is the best so far. --planner-memory SIZE gives more.",
+        "time": "Stopped by the time limit; this is the best so far. --time-limit SECONDS gives more.",
+    }
+)
 
 
 def console_of() -> "PlainConsole":
@@ -107,12 +119,8 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
 
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
     console.print()
-    if answer.found.interrupted:
-        console.print("Stopped by Ctrl-C; this is the best so far.")
-    elif answer.found.stopped:
-        full = any(statistics.full for statistics in searches)
-        by = "the memory that the planner may take (--planner-memory)" if full else "the time limit"
-        console.print(f"Stopped by {by}; this is the best so far.", soft_wrap=True)
+    if answer.found.stopped_by is not None:
+        console.print(_STOPPED[answer.found.stopped_by], soft_wrap=True)
     covered = all(result.covered for result in answer.found.results)
     console.print(
         proof_text(

@@ -14,6 +14,7 @@ from planner.limits import reached
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from planner.errors import StoppedBy
     from planner.strategy_search.analysis.advice import Retrace
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.result import SearchResult
@@ -33,9 +34,10 @@ class Found:
         return self.results[0]
 
     @property
-    def stopped(self) -> bool:
-        """Whether the search was stopped early."""
-        return self.interrupted or any(result.statistics.stopped for result in self.results)
+    def stopped_by(self) -> "StoppedBy | None":
+        """What stopped the search early, if anything did."""
+        stops = (result.statistics.stopped_by for result in self.results)
+        return "interrupt" if self.interrupted else next(filter(None, stops), None)
 
 
 def find(

@@ -14,8 +14,8 @@ from dataclasses import replace
 from costmodels import peak_memory
 from hardware_profiles import Bytes, Machine, Seconds, TopologyError, of_one_kind
 from hardware_profiles.units import bytes_text
-from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
-from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
+from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError, StoppedBy
+from planner.limits import ended_by, limited, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
 from planner.sharding.update import AUTO_ZERO_BY
 from planner.strategy_search.candidates import with_candidates
@@ -63,6 +63,7 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     with limited(request.time_limit):
         check_begin(request)
         found = best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled), score)
+        found = found.cut_short("interrupt" if cancelled() else None)
     if request.update.served and not found.plan.training.update.served:
         raise RequestError(
             "zero_by = servers: the best plan that was found has no data parallel copies of weights, so that servers"
@@ -161,7 +162,8 @@ def _least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop
     with sharing(3):
         found = best_plans(request, _named(on_progress, "for any plan"), cancelled)
     most = high = found.plan.prediction.peak_bytes
-    low, late = _reserved(request), False
+    low = _reserved(request)
+    by: StoppedBy | None = None
     try:
         with sharing(2):
             while high - low > PRECISION * high and not cancelled():
@@ -171,17 +173,17 @@ def _least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop
                     high = middle
                 else:
                     low = middle
-    except LimitError:
-        late = True
+    except LimitError as error:
+        by = error.by
     try:
-        if not late or high < most:
+        if not by or high < most:
             told = _named(on_progress, f"within {bytes_text(high)}")
             found = best_plans(replace(request, memory_limit=high), told, cancelled)
-    except LimitError:
-        late = True
+    except LimitError as error:
+        by = error.by
     except InfeasibleError as error:  # plans predict more than bounds count, such as prefetched weights
-        found, late = _within(request, found, high, error.needed, on_progress, cancelled)
-    return found.cut_short() if late else found
+        found, by = _within(request, found, high, error.needed, on_progress, cancelled)
+    return found.cut_short(by)
 
 
 def _within(
@@ -191,10 +193,10 @@ def _within(
     needed: Bytes | None,
     on_progress: Listener,
     cancelled: Stop,
-) -> tuple[SearchResult, bool]:
+) -> tuple[SearchResult, StoppedBy | None]:
     """`least_memory` between a limit within which no plan was found and the peak of a plan that was found, by whole
-    searches. The first of them is within what a plan `needed`, if one was made. Returns also whether there was too
-    little time."""
+    searches. The first of them is within what a plan `needed`, if one was made. Returns also the
+    limit of the planner that ended them, if one did."""
     high = found.plan.prediction.peak_bytes
     try:
         while high - low > PRECISION * high and not cancelled():
@@ -205,11 +207,13 @@ def _within(
                 with sharing(2):
                     found = best_plans(replace(request, memory_limit=middle), told, cancelled)
                 high = found.plan.prediction.peak_bytes
+            except LimitError:
+                raise
             except InfeasibleError:
                 low = middle
-    except LimitError:
-        return found, True
-    return found, False
+    except LimitError as error:
+        return found, error.by
+    return found, None
 
 
 def _named(on_progress: Listener, what: str) -> Listener:
@@ -245,13 +249,14 @@ def _cheaper_and_cheaper(
     """The best plans on all devices, then on fewer, each if it takes fewer device-seconds than those before. `best`
     searches plans below a number of seconds."""
     found: list[SearchResult] = []
-    cost, late, quickest = math.inf, False, math.inf
+    cost, quickest = math.inf, math.inf
+    by: StoppedBy | None = None
     clusters = list(_parts(request.cluster))
     for place, cluster in enumerate(clusters):
         devices = cluster.devices
         began = reading()
         if found and seconds_left() + seconds_after() < quickest:
-            late = True
+            by = by or "time"
             break
         try:
             told = _named(on_progress, f"on {devices} devices")
@@ -260,17 +265,17 @@ def _cheaper_and_cheaper(
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
                 raise
-            late = late or isinstance(error, LimitError)
-            if reached() or cancelled():
+            by = by or (error.by if isinstance(error, LimitError) else None)
+            if ended_by(cancelled):
                 break
             continue
-        late, quickest = late or result.statistics.stopped, min(quickest, reading() - began)
+        by, quickest = by or result.statistics.stopped_by, min(quickest, reading() - began)
         if result.plans[0].bounded * devices < cost:
             cost = result.plans[0].bounded * devices
             found.append(result)
         if cancelled():
             break
-    return [*found[:-1], found[-1].cut_short()] if found and late else found
+    return [*found[:-1], found[-1].cut_short(by)] if found else found
 
 
 def _parts(cluster: Machine) -> Iterator[Machine]:
@@ -353,7 +358,7 @@ def _front_of_memory(request: SearchRequest, on_progress: Listener, cancelled: S
             if limit == request.memory_limit:
                 raise
             if isinstance(error, LimitError):
-                points[-1] = points[-1].cut_short()
+                points[-1] = points[-1].cut_short(error.by)
             break
         points.append(found)
         limit = reserved + (found.plan.prediction.peak_bytes - reserved) * FRONT_STEP

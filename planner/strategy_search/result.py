@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from planner.errors import StoppedBy
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
@@ -35,15 +36,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What the search did: number of configurations, of evaluated ones and of problems solved, and seconds; whether it
-    was stopped before its end, and whether because its own memory was `full`."""
+    """What the search did: number of configurations, of evaluated ones and of problems solved, and seconds; what
+    stopped it before its end, if anything did."""
 
     configurations: int
     evaluated: int
     solved: int
     seconds: float
-    stopped: bool = False
-    full: bool = False
+    stopped_by: StoppedBy | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the search was stopped before its end."""
+        return self.stopped_by is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +190,11 @@ class SearchResult:
         """How much less, relatively, than that of the first plan the objective of another plan can be at most."""
         return objective_gap(self.plan, self.bound_seconds)
 
-    def cut_short(self) -> "SearchResult":
-        """The same result as that of a search that was stopped before its end."""
-        return replace(self, statistics=replace(self.statistics, stopped=True))
+    def cut_short(self, by: StoppedBy | None) -> "SearchResult":
+        """The same result as that of a search that was stopped by this, if by anything; what stopped it first stays."""
+        if by is None or self.statistics.stopped:
+            return self
+        return replace(self, statistics=replace(self.statistics, stopped_by=by))
 
     @property
     def status(self) -> str:

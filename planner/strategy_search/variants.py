@@ -66,9 +66,9 @@ def best_of_variants(
             errors.append(error)
     if not found:
         raise errors[0]
-    late = any(isinstance(error, LimitError) for error in errors) or any(one.statistics.stopped for one in found)
-    best = min(found, key=score)
-    return best.cut_short() if late else best
+    stops = [error.by for error in errors if isinstance(error, LimitError)]
+    stops += [one.statistics.stopped_by for one in found if one.statistics.stopped_by]
+    return min(found, key=score).cut_short(next(iter(stops), None))
 
 
 def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:

@@ -56,8 +56,8 @@ def test_time_is_over_after_so_many_looks_at_the_clock() -> None:
         check()
         with refused(LimitError, "3 s") as caught:
             check()
-        assert not caught.value.memory
-        assert reached()
+        assert caught.value.by == "time"
+        assert reached() == "time"
     check()
 
 
@@ -78,7 +78,7 @@ def test_memory_is_what_the_process_holds_and_what_it_is_about_to_take() -> None
         room(2.9 * GIB, "a table")
         with refused(LimitError, "a table", "3.1 GiB", "4.0 GiB") as caught:
             room(3.1 * GIB, "a table")
-        assert caught.value.memory
+        assert caught.value.by == "memory"
         held[0] = 4.5 * GIB
         with refused(LimitError, "4.5 GiB", "4.0 GiB"):
             check()
@@ -148,7 +148,7 @@ def test_a_model_that_takes_memory_while_it_is_traced_is_ended() -> None:
         refused(LimitError, "Endless", "2 B", "1 B") as caught,
     ):
         trace(Endless(True), (torch.ones(4),))
-    assert caught.value.memory
+    assert caught.value.by == "memory"
 
 
 def test_an_interruption_that_becomes_another_error_is_told_as_the_limit() -> None:

@@ -133,6 +133,7 @@ class Search(Strict):
     stopped: bool
     certificate: Certificate | None
     simpler: Simpler | None = None
+    stopped_by: Literal["interrupt", "memory", "time"] | None = None
 
 
 class Listed(Choices):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hardware_profiles import Cluster, HardwareProfileError, MixedCluster, load_profile, profile_names
 from planner.errors import PlannerError
 from planner.graph.placed import tables_of
-from planner.limits import limited, reached
+from planner.limits import ended_by, limited
 from planner.nearest import divisors
 from planner.plan.plan import PRECISIONS
 from planner.sharding.update import PLAIN
@@ -99,7 +99,7 @@ class _Advisor:
     on_change: Callable[[str], None]
 
     def late(self) -> bool:
-        return self.cancelled() or time.perf_counter() > self.end or reached()
+        return time.perf_counter() > self.end or ended_by(self.cancelled) is not None
 
     def first(self, ladder: Sequence[Step]) -> Change | None:
         """The first step of a ladder that fits, and its cost."""

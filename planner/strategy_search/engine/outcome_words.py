@@ -6,6 +6,7 @@ from costmodels import peak_memory, planned_memory, reserved_memory
 from hardware_profiles import Cluster, MixedCluster
 from hardware_profiles.units import bytes_text
 from planner.errors import InfeasibleError, LimitError
+from planner.limits import more_of
 from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.request.limit_words import NO_PLAN
 from planner.strategy_search.request.request import SearchRequest
@@ -33,13 +34,13 @@ def fate_words(outcome: Outcome, cutoff: float) -> str:
 
 
 def nothing_fits(
-    request: SearchRequest, least: float, fullest: tuple[int, int], group: Cluster, stopped: bool
+    request: SearchRequest, least: float, fullest: tuple[int, int], group: Cluster, *, stopped: bool
 ) -> InfeasibleError:
     """The error of a search that found nothing: the leanest plan needs so many bytes at this rank of so many, which is
-    on this group of devices. A search that was stopped proves nothing: LimitError."""
+    on this group of devices; LimitError where the user `stopped` it."""
     device = group.device
     if stopped:
-        return LimitError(f"{NO_PLAN}; give it more time")
+        return LimitError(f"{NO_PLAN}; {more_of('interrupt')}", by="interrupt")
     needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device, group.software))
     memory = planned_memory(device, group.software)
     there, reserved = "available", reserved_memory(device, group.software)

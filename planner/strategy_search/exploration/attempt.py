@@ -13,15 +13,14 @@ What is known meanwhile is in five places:
     bounds     what is proved
 """
 
-import contextlib
 import logging
 import math
 import time
 from typing import NoReturn, Protocol
 
 from hardware_profiles import Bytes
-from planner.errors import LimitError
-from planner.limits import finishing, seconds_after, seconds_left, sooner
+from planner.errors import LimitError, StoppedBy
+from planner.limits import finishing, limit_of, seconds_after, seconds_left, sooner
 from planner.strategy_search.engine.families import Shared, engine_of
 from planner.strategy_search.engine.incumbent import conventional
 from planner.strategy_search.engine.outcome_words import configuration_words, nothing_fits
@@ -97,7 +96,7 @@ class Attempt:
         )
         self.early = EarlyPlans(self.engine, prepared, self.limits, self.found, settles=settles)
         self.priced: tuple[Ranked, ...] = ()  # contenders that became plans
-        self.full = False  # a limit of the planner's own memory was reached
+        self.stopped_by: StoppedBy | None = None
         self.explorer: Explorer = (
             ByRecursion(self.evaluator, self.cancelled)
             if request.algorithm == "recursive_programming"
@@ -110,14 +109,14 @@ class Attempt:
             with finishing():
                 self._begin()
             with sooner(2.5 * self.early.pricing - seconds_after() / 2):  # other plans are settled as well when priced
-                stopped = self.explorer.explore()
-            return self._result(stopped)
+                self.stopped_by = "interrupt" if self.explorer.explore() else None
+            return self._result()
         except (LimitError, MemoryError) as error:
             if self.found.best == math.inf:
                 raise
-            self.full = isinstance(error, MemoryError) or error.memory
+            self.stopped_by = limit_of(error)
         with finishing():
-            return self._result(True)
+            return self._result()
 
     def _begin(self) -> None:
         """List the families and look for the incumbent; with a time limit, make it a plan at once. Without a limit
@@ -140,13 +139,13 @@ class Attempt:
         if self.found.incumbent is not None and hurried:
             self.early.make_incumbent()
 
-    def _result(self, stopped: bool) -> SearchResult:
+    def _result(self) -> SearchResult:
         if self.found.best == math.inf:
-            self._raise_nothing_found(stopped)
+            self._raise_nothing_found()
         self.report("scheduling the best")
         bound = self.bounds.at_the_end()
-        self._note_unevaluated(stopped)
-        plans = self._plans(bound, stopped)
+        self._note_unevaluated()
+        plans = self._plans(bound)
         proved = self.bounds.at_the_end()  # as more was evaluated after the search
         if proved > bound:
             bound, plans = proved, self.proofs.with_bounds(plans, proved)
@@ -168,22 +167,22 @@ class Attempt:
                 evaluated=len(self.record.evaluated),
                 solved=self.record.solved,
                 seconds=time.perf_counter() - self.started,
-                stopped=stopped,
-                full=self.full,
+                stopped_by=self.stopped_by,
             ),
         )
 
-    def _raise_nothing_found(self, stopped: bool) -> NoReturn:
+    def _raise_nothing_found(self) -> NoReturn:
         """Raise why nothing was found: decisions that contradict each other, or memory that is missing."""
+        stopped = self.stopped_by is not None
         missing, disagreement = self.record.missing, self.evaluator.disagreement
         if disagreement is not None and not self.record.evaluated:
             raise disagreement
         if missing.needed == math.inf and not stopped and self.found.limit == math.inf:
             self.report("measuring what is missing")
             missing.measure(self.frontier)
-        raise nothing_fits(self.request, missing.needed, missing.fullest, missing.group, stopped)
+        raise nothing_fits(self.request, missing.needed, missing.fullest, missing.group, stopped=stopped)
 
-    def _note_unevaluated(self, stopped: bool) -> None:
+    def _note_unevaluated(self) -> None:
         """Note the bounds of entries that are left in the frontier, and log why they were left."""
         for entry in self.frontier.in_order():
             first, ahead, more = entry.members[0], entry.bound, len(entry.members) - 1
@@ -194,15 +193,15 @@ class Attempt:
                 "%s%s: cut off, %s",
                 configuration_words(first),
                 f" and {more} with other micro-batches" if more else "",
-                why if not stopped else "the search was stopped",
+                "the search was stopped" if self.stopped_by else why,
             )
 
-    def _plans(self, bound: float, stopped: bool) -> tuple[Ranked, ...]:
+    def _plans(self, bound: float) -> tuple[Ranked, ...]:
         """The best contenders as plans. A search that was stopped returns the incumbent, which is already a plan, if
         nothing better was found or no time is left to make plans of others."""
         early, with_bounds = self.early, self.proofs.with_bounds
         nothing_better = self.found.best < self.found.contenders.best
-        if early.incumbent and stopped and (nothing_better or seconds_left() < early.pricing):
+        if early.incumbent and self.stopped_by and (nothing_better or seconds_left() < early.pricing):
             return with_bounds(early.incumbent, bound)
         self.found.take_incumbent()
         try:
@@ -210,9 +209,11 @@ class Attempt:
             finalists.maker.bound, finalists.found = bound, self.found.contenders.found
             finalists.of_degrees = self.bounds.of_degrees()
             plans = finalists.plans()
-            if not stopped:
-                with contextlib.suppress(LimitError):
+            if not self.stopped_by:
+                try:
                     plans = self.explorer.search_on(finalists, plans)
+                except LimitError as error:
+                    self.stopped_by = error.by
             self.priced = with_bounds(finalists.priced, bound)
             return with_bounds(plans, bound)
         except LimitError:

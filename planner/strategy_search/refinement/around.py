@@ -60,6 +60,7 @@ def together(first: Statistics, second: Statistics) -> Statistics:
         evaluated=first.evaluated + second.evaluated,
         solved=first.solved + second.solved,
         seconds=first.seconds + second.seconds,
+        stopped_by=first.stopped_by or second.stopped_by,
     )
 
 

@@ -18,9 +18,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from planner.errors import InfeasibleError, LimitError, RequestError
+from planner.errors import InfeasibleError, LimitError, RequestError, StoppedBy
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8
-from planner.limits import finishing, reached, seconds_left, sharing
+from planner.limits import ended_by, finishing, seconds_left, sharing
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.refinement.around import bound_of_like, in_a_v
@@ -48,11 +48,12 @@ def with_fp8_ends(
     opened, ends = _opened(request), ends_of(request)
     order = (*reversed(ends), *opened) if seconds_left() == math.inf else (*opened, *ends)
     found, of_ends, errors = list[SearchResult](), list[SearchResult](), list[InfeasibleError]()
-    asked, late = list[SearchRequest](), list[SearchRequest]()  # the requests of `found`, and those left out
+    asked, late = list[SearchRequest](), list[SearchRequest]()  # the requests of `found`, and open ones left out
+    stops = list[StoppedBy]()
     for number, one in enumerate(order):
         is_end = one in ends
-        if is_end and found and (cancelled() or reached() or found[-1].statistics.stopped):
-            late.append(one)
+        if is_end and found and (by := found[-1].statistics.stopped_by or ended_by(cancelled)):
+            stops.append(by)
             break
         alone = request.space is None and request.top == 1
         known = min((each.plans[0] for each in (*found, *of_ends)), key=_seconds, default=None) if alone else None
@@ -62,14 +63,16 @@ def with_fp8_ends(
                 asked += [] if is_end else [one]
         except InfeasibleError as error:  # nothing fits
             errors += [] if is_end else [error]
-            late += [one] if isinstance(error, LimitError) else []
+            if isinstance(error, LimitError):
+                stops.append(error.by)
+                late += [] if is_end else [one]
         except RequestError:
             if not is_end:  # else no layer is left
                 raise
     if not found:
         raise errors[0]
     best = min(found, key=lambda one: _seconds(one.plans[0]))
-    work = min((_least_work(one) for one in late if one not in ends), default=math.inf)
+    work = min((_least_work(one) for one in late), default=math.inf)
     bound = min([work, *(one.bound_seconds for one in found)])
     usual = min([work, *(one.usual_seconds for one in found)])
     covered = all(one.covered for one in found)
@@ -82,20 +85,20 @@ def with_fp8_ends(
         return min([work, *(bound_of_like(plan, *each) for each in zip(found, asked, shared, strict=True))])
 
     plans = list[tuple[Ranked, float]]()
-    stopped = bool(late) or any(one.statistics.stopped for one in (*found, *of_ends))
+    stops += [one.statistics.stopped_by for one in (*found, *of_ends) if one.statistics.stopped_by]
     for plan in _fastest([plan for one in (*found, *of_ends) for plan in one.plans]):
         if len(plans) == request.top:
             break
         try:
             plans.append((plan, bound_of(plan)))
-        except LimitError:  # before the bound for stages in a V was known; a plan without a V, with its bound, exists
-            stopped = True
+        except LimitError as error:  # before the bound for stages in a V was known; a plan without a V exists
+            stops.append(error.by)
     proofs = tuple(with_proof(plan, its, covered=proved) for plan, its in plans)
     priced = tuple(plan for one in (*found, *of_ends) for plan in one.priced)
     result = replace(
         best, plans=proofs, bound_seconds=plans[0][1], usual_seconds=usual, covered=covered, priced=priced,
     )  # fmt: skip
-    return result.cut_short() if stopped else result
+    return result.cut_short(next(iter(stops), None))
 
 
 def _opened(request: SearchRequest) -> tuple[SearchRequest, ...]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from hardware_profiles import Seconds
 from planner.errors import InfeasibleError, LimitError, RequestError
-from planner.limits import reached
+from planner.limits import ended_by
 from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.engine.contenders import NEAR
@@ -60,21 +60,19 @@ def with_narrower(
     for what, asked, among in _narrower(request, result):
         if result.objective_gap < WIDE:
             break
-        if result.statistics.stopped or cancelled() or reached():
-            return result.cut_short()
+        if by := result.statistics.stopped_by or ended_by(cancelled):
+            return result.cut_short(by)
         best = result.plans[0]
         try:
             bounds = every if asked.update == request.update else {}
             listener = told(on_progress, result, f"trying {what}")
             found = search(asked, listener, cancelled, below, known=best, among=among, bounds=bounds)
             bound = bound_of_like(found.plans[0], result, request, shared)
-        except LimitError:
-            return result.cut_short()
+        except LimitError as error:
+            return result.cut_short(error.by)
         except (InfeasibleError, RequestError):
             continue
-        stopped = found.statistics.stopped
-        statistics = replace(together(result.statistics, found.statistics), stopped=stopped)
-        result = replace(result, statistics=statistics)
+        result = replace(result, statistics=together(result.statistics, found.statistics))
         if found.plans[0].seconds < best.seconds:
             covered = result.covered and found.covered and axes_of(found.plans[0]) <= 2
             first = with_proof(found.plans[0], bound, covered=covered)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from hardware_profiles import Cluster, HardwareProfileError
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.operator_graph import OperatorGraph
-from planner.limits import reached
+from planner.limits import ended_by
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Neighbour, Progress, SearchResult
 from planner.strategy_search.search import search
@@ -47,7 +47,7 @@ def with_neighbours(
         return result
     found = list[Neighbour]()
     for other in _others(request):
-        if cancelled() or reached():
+        if ended_by(cancelled):
             break
         with contextlib.suppress(InfeasibleError, RequestError, HardwareProfileError):
             neighbour = _compared(request, result, other, on_progress, cancelled)

@@ -74,13 +74,13 @@ def with_faster_offload(
     offloading = _offloading(request)
     if offloading is None or cancelled() or not offload_may_win(request, result):
         return refined(result, math.inf)
-    if reached():
-        return result.cut_short()
+    if by := reached():
+        return result.cut_short(by)
     cutoff = result.plans[0].bounded * (1 - WORTH)
     try:
         found = solve(offloading, cutoff)
-    except LimitError:
-        return result.cut_short()
+    except LimitError as error:
+        return result.cut_short(error.by)
     except (InfeasibleError, RequestError):  # no plan is as fast, or a stage does not divide
         return refined(result, math.inf)
     if not offload_of(found.plan).stores or not _pays(found, result.plans[0].seconds):
@@ -89,8 +89,7 @@ def with_faster_offload(
         result = refined(result, found.plans[0].seconds / (1 - WORTH))
         if not _pays(found, result.plans[0].seconds):
             return result
-    statistics = replace(together(result.statistics, found.statistics), stopped=found.statistics.stopped)
-    return replace(found, statistics=statistics, on_devices_alone=result.plans[0])
+    return replace(found, statistics=together(result.statistics, found.statistics), on_devices_alone=result.plans[0])
 
 
 def offload_may_win(request: SearchRequest, result: SearchResult) -> bool:

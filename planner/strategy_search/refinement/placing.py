@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from costmodels import ROW_MOMENTS
 from hardware_profiles import Bytes, HardwareProfileError, MixedCluster
-from planner.errors import InfeasibleError, LimitError, PlannerError
+from planner.errors import InfeasibleError, LimitError, PlannerError, StoppedBy
 from planner.graph.operator_graph import OperatorGraph, ValueRef
 from planner.graph.placed import Placed, place_of, tables_of
 from planner.limits import sharing
@@ -133,7 +133,8 @@ class _Bisection:
         cancelled: Callable[[], bool],
     ) -> None:
         self._request, self._tables, self._solve, self._score = request, tables, solve, score
-        self._cancelled, self._late = cancelled, False
+        self._cancelled = cancelled
+        self._stopped_by: StoppedBy | None = None
         self._known = {0: _NOTHING}
 
     def begin(self) -> SearchResult:
@@ -156,8 +157,8 @@ class _Bisection:
         if least.result is None:
             return None
         best = replace(least.result, placements=len(self._known))
-        stopped = [one for one in self._known.values() if one.result is not None and one.result.statistics.stopped]
-        return best.cut_short() if self._late or stopped else best
+        stops = (one.result.statistics.stopped_by for one in self._known.values() if one.result is not None)
+        return best.cut_short(self._stopped_by or next(filter(None, stops), None))
 
     def _at(self, count: int) -> _Found:
         if count not in self._known:
@@ -165,15 +166,15 @@ class _Bisection:
         return self._known[count]
 
     def _solved(self, count: int) -> _Found:
-        if self._cancelled() or self._late:
+        if self._cancelled() or self._stopped_by:
             return _NOTHING
         placed = (*self._request.update.placed, *_as_patterns(self._request.graph, self._tables[:count]))
         try:
             update = replace(self._request.update, placed=placed)
             with sharing(2):  # shared with the next search, which has other tables
                 result = self._solve(replace(self._request, update=update))
-        except LimitError:
-            self._late = True
+        except LimitError as error:
+            self._stopped_by = error.by
             return _NOTHING
         except PlannerError:  # nothing fits, or one stage does not divide
             return _NOTHING

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from hardware_profiles import Seconds
 from planner.errors import InfeasibleError, LimitError, RequestError
-from planner.limits import reached
+from planner.limits import ended_by
 from planner.plan.layout.roles import roles
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
@@ -112,7 +112,7 @@ def with_rings_around_best(
     degrees = _Degrees(pipeline=words.pipeline, data=words.data, tensor=words.tensor, context=words.context)
     found, statistics = None, result.statistics
     for one in degrees.around(request.pinned):
-        if cancelled() or reached():
+        if ended_by(cancelled):
             break
         with contextlib.suppress(InfeasibleError, RequestError):
             cutoff = min(limit, (found.plans[0] if found else best).bounded * (1 - WORTH))
@@ -138,8 +138,8 @@ def with_rings_around_best(
         )
         plans = fastest_of((*first, *result.plans), request.top)
         bound = bound_of_like(plans[0], result, request, shared)
-    except LimitError:
-        return replace(result, statistics=statistics).cut_short()
+    except LimitError as error:
+        return replace(result, statistics=statistics).cut_short(error.by)
     return replace(
         result,
         plans=plans,

@@ -24,7 +24,7 @@ from itertools import groupby
 from hardware_profiles import Cluster
 from planner.errors import InfeasibleError, LimitError, RequestError, StrategyError
 from planner.graph.fp8 import leaving_out
-from planner.limits import reached
+from planner.limits import ended_by
 from planner.plan.binding.bind import bind_prepared
 from planner.plan.layout.decisions import decisions
 from planner.plan.layout.offloaded import offloaded_fault
@@ -66,7 +66,7 @@ def with_simplicity(
     The result is unchanged if the fastest is the simplest, or if no simpler plan is asked for. A simple plan may even
     be faster, because objectives assume more overlap than there is: then it is just the fastest plan. Where the gap is
     wide, such plans are looked for in any case."""
-    if not _looked_for(request, result) or cancelled() or reached():
+    if not _looked_for(request, result) or ended_by(cancelled):
         return result
     best = result.plans[0]
     on_progress(_told(result))
@@ -153,7 +153,7 @@ class _Simplifier:
         return best.ranked, best.decisions, fastest.decisions
 
     def _over(self) -> bool:
-        return self.cancelled() or reached()
+        return ended_by(self.cancelled) is not None
 
     def _candidate(self, ranked: Ranked) -> _Candidate:
         return _Candidate(ranked=ranked, decisions=decisions(ranked.bound, roles(ranked.bound)))

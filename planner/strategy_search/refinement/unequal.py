@@ -11,7 +11,7 @@ not bind: a rank that takes a block from another would recompute for it.
 from dataclasses import replace
 
 from planner.errors import InfeasibleError, LimitError, RequestError
-from planner.limits import reached
+from planner.limits import ended_by
 from planner.strategy_search.engine.families import Shared, engine_of
 from planner.strategy_search.finalists.proofs import with_proof
 from planner.strategy_search.refinement.around import Listener, Stop, bound_of_like, exact, together, told
@@ -31,7 +31,7 @@ def with_unequal_stages(
     if not _left_open(request) or c.virtual_stages == 1 or c.uneven or best.memory_price or result.statistics.stopped:
         return result
     template = engine_of(request, shared)[0].template
-    if template.heavy_ends or template.ends <= 1 or cancelled() or reached():
+    if template.heavy_ends or template.ends <= 1 or ended_by(cancelled):
         return result
     alike = replace(
         pinned,
@@ -50,12 +50,11 @@ def with_unequal_stages(
             among=lambda one: one == replace(c, uneven=True),
         )
         bound = bound_of_like(found.plans[0], result, request, shared)
-    except LimitError:
-        return result.cut_short()
+    except LimitError as error:
+        return result.cut_short(error.by)
     except (InfeasibleError, RequestError):
         return result
-    stopped = found.statistics.stopped
-    result = replace(result, statistics=replace(together(result.statistics, found.statistics), stopped=stopped))
+    result = replace(result, statistics=together(result.statistics, found.statistics))
     if found.plans[0].seconds >= best.seconds:
         return result
     first, priced = with_proof(found.plans[0], bound, covered=False), (*found.priced, *result.priced)

@@ -2,7 +2,7 @@
 helps."""
 
 from planner.errors import LateError, LimitError
-from planner.limits import check_late
+from planner.limits import check_late, limit_of, more_of
 from planner.strategy_search.request.request import SearchRequest
 
 NO_PLAN = "no plan that fits was found before the search was stopped"
@@ -16,7 +16,7 @@ def check_begin(request: SearchRequest) -> None:
     try:
         check_late()
     except LimitError as error:
-        if error.memory:
+        if error.by == "memory":
             raise
         raise LateError(
             f"reading {request.model.reference} took all the time: {error}, and nothing was searched; give it more time"
@@ -29,11 +29,10 @@ def nothing_before(request: SearchRequest, error: LimitError | MemoryError) -> L
     if str(error).startswith(NO_PLAN):
         assert isinstance(error, LimitError)
         return error
-    memory = isinstance(error, MemoryError) or error.memory
+    by = limit_of(error)
     why = str(error) or "the system gave no more memory"
-    more = "let the planner have more memory (--planner-memory)" if memory else "give it more time (--time-limit)"
     count = len(request.graph.operators)
-    ways = [more]
+    ways = [more_of(by)]
     if count > _MANY:
         ways.append("trace less: a loop over tokens in Python makes operators for each of them, a fused scan makes few")
         if request.model.sequence_length is not None:
@@ -41,4 +40,4 @@ def nothing_before(request: SearchRequest, error: LimitError | MemoryError) -> L
     if request.algorithm != "recursive_programming":
         ways.append("--search recursive_programming")
     text = f"{NO_PLAN}; {', or '.join(ways)}. {request.model.reference} has {count} operators, and {why}"
-    return LimitError(text, memory=memory)
+    return LimitError(text, by=by)

@@ -188,7 +188,7 @@ def test_the_main_job_as_json(folder: Path) -> None:
     assert list(content["search"]) == [
         "algorithm", "status", "gap", "bound_seconds", "usual_gap", "less_known", "assumed", "covered",
         "configurations", "evaluated", "solved", "search_seconds", "total_seconds", "placements", "stopped",
-        "certificate", "simpler",
+        "stopped_by", "certificate", "simpler",
     ]  # fmt: skip
     gap = content["search"]["gap"]  # of sums: of plans close to the least one the fastest is taken
     assert 0 <= gap < 0.05

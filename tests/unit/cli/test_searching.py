@@ -21,12 +21,15 @@ from planner.cli.limiting import whole_process
 from planner.cli.main import app
 from planner.cli.options import Options
 from planner.cli.waiting import Waiting, news_of, waiting
-from planner.errors import LateError
+from planner.errors import LateError, LimitError, StoppedBy
 from planner.plan.compare import differences
+from planner.strategy_search import objectives
 from planner.strategy_search.analysis import sensitivity
 from planner.strategy_search.exploration.evaluator import Evaluator
 from planner.strategy_search.exploration.families import Families
-from planner.strategy_search.result import Progress
+from planner.strategy_search.refinement import offloading
+from planner.strategy_search.result import Progress, SearchResult
+from planner.strategy_search.search import search
 from tests.unit.cli.searched_once import searched_once
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
@@ -63,6 +66,7 @@ def test_an_interrupt_keeps_the_best_plan_so_far(plan: Any, interrupting: Callab
     before = signal.getsignal(signal.SIGINT)
     content = plan.json(*TINY, "-o", "plan.json")
     assert content["search"]["stopped"] is True
+    assert content["search"]["stopped_by"] == "interrupt"
     assert content["search"]["evaluated"] == 2
     assert plan("verify", "plan.json").code == 0
     assert signal.getsignal(signal.SIGINT) == before
@@ -85,6 +89,35 @@ def test_an_interrupted_report_says_so(plan: Any, interrupting: Callable[..., No
     outcome = plan(*TINY)
     assert outcome.code == 0
     assert "Stopped by Ctrl-C; this is the best so far." in outcome.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["memory", "time"])
+def test_a_limit_in_the_search_after_the_first_is_named(
+    plan: Any, monkeypatch: pytest.MonkeyPatch, by: StoppedBy
+) -> None:
+    """The search with offload, beside a plan without it that fits."""
+
+    def told(request: Any, *_: Any) -> SearchResult:
+        found = search(request)
+
+        def full(*_: object) -> SearchResult:
+            raise LimitError("ended", by=by)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(offloading, "offload_may_win", lambda *_: True)
+            patch.setattr(offloading, "_offloading", lambda one: one)
+            return offloading.with_faster_offload(request, found, full)
+
+    monkeypatch.setattr(objectives, "plan_for", told)
+    outcome = plan(*TINY)
+    assert outcome.code == 0
+    limit, option = {"memory": ("planner's memory", "--planner-memory SIZE"), "time": ("time", "--time-limit SECONDS")}[
+        by
+    ]
+    assert f"Stopped by the {limit} limit; this is the best so far. {option} gives more." in outcome.out
+    found = plan.json(*TINY)["search"]
+    assert (found["stopped"], found["stopped_by"]) == (True, by)
 
 
 def test_the_second_interrupt_ends_at_once(plan: Any, interrupting: Callable[..., None]) -> None:

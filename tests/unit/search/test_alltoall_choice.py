@@ -130,16 +130,16 @@ def test_a_way_that_the_time_left_out_is_said() -> None:
 
     def too_late(one: SearchRequest) -> SearchResult:
         if one != first:
-            raise LimitError("no time is left")
+            raise LimitError("no time is left", by="time")
         return found
 
     def stopped(one: SearchRequest) -> SearchResult:
-        return found if one == first else found.cut_short()
+        return found if one == first else found.cut_short("memory")
 
-    for solve in (in_time, too_late, stopped):
+    for solve, by in ((in_time, None), (too_late, "time"), (stopped, "memory")):
         best = best_of_variants(asked, solve, lambda result: result.statistics.stopped)
         assert best.plans[0] is found.plans[0]
-        assert best.statistics.stopped == (solve is not in_time)
+        assert best.statistics.stopped_by == by
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from planner.errors import LateError, LimitError, RequestError
 from planner.limits import Limits, limited, resident_bytes
 from planner.sharding.update import PLAIN
 from planner.strategy_search.decomposition.block_ranges import block_ranges_of
+from planner.strategy_search.exploration.best_first import BestFirst
 from planner.strategy_search.objectives import front, plan_for
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
@@ -151,14 +152,33 @@ def test_memory_that_is_full_ends_a_search_with_what_it_has_found() -> None:
     ticks, found = itertools.count(), list[SearchResult]()
     with refused(LimitError, "--planner-memory") as caught, full_after(0, ticks):
         search(request)
-    assert caught.value.memory
+    assert caught.value.by == "memory"
     looks = 200
     while not found:
         with contextlib.suppress(LimitError), full_after(looks, ticks):
             found.append(search(request))
         looks *= 2
-    assert found[0].statistics.stopped
+    assert found[0].statistics.stopped_by == "memory"
     assert found[0].bound_seconds <= found[0].plans[0].objective * (1 + 1e-9)
+
+
+def test_a_limit_that_is_reached_while_the_search_goes_on_after_its_first_plans_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise LimitError("no room", by="memory")
+
+    monkeypatch.setattr(BestFirst, "search_on", full)
+    assert search(request_of("residual", cluster_of("cpu", 4), 8)).statistics.stopped_by == "memory"
+
+
+def test_a_search_that_its_user_stops_asks_for_no_more_time() -> None:
+    request = request_of("residual", cluster_of("cpu", 4), 8)
+    with pytest.raises(LimitError, match="let it go on until its first plan") as caught:
+        search(request, cancelled=lambda: True)
+    assert caught.value.by == "interrupt"
+    answers = itertools.chain(itertools.repeat(False, 3), itertools.repeat(True))
+    assert plan_for(request, lambda _: None, lambda: next(answers)).statistics.stopped_by == "interrupt"
 
 
 def test_what_the_system_refuses_is_told_as_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

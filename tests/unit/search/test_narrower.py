@@ -95,7 +95,7 @@ def test_nothing_is_looked_for_where_it_could_not_be_faster(slow: SearchResult) 
     closed, wide = opened(slow, WIDE / 2), opened(slow, 0.5)
     assert with_narrower(request(), closed, Shared(), told, lambda: False) is closed
     assert with_narrower(replace(request(), top=3), wide, Shared(), told, lambda: False) is wide
-    assert with_narrower(request(), wide, Shared(), told, lambda: True) == wide.cut_short()
+    assert with_narrower(request(), wide, Shared(), told, lambda: True) == wide.cut_short("interrupt")
 
 
 def test_a_limit_of_memory_that_the_last_search_reaches_is_told(slow: SearchResult) -> None:
@@ -103,14 +103,15 @@ def test_a_limit_of_memory_that_the_last_search_reaches_is_told(slow: SearchResu
     clock, readings = itertools.count(), itertools.chain([0.0], itertools.repeat(2.0))
     wide = opened(slow, 0.5)
     with limited(memory=1.0, clock=lambda: float(next(clock)), resident=lambda: next(readings)):
-        assert with_narrower(request(), wide, Shared(), told, lambda: False) == wide.cut_short()
+        assert with_narrower(request(), wide, Shared(), told, lambda: False) == wide.cut_short("memory")
 
 
 def test_a_plan_that_is_found_when_time_is_over_stays(slow: SearchResult) -> None:
     """Whatever would have been tried, weights gathered otherwise first."""
     asked, clock = replace(request(tensor_overlap=1), update=Update(gathers="auto")), itertools.count()
     with limited(seconds=0.5, clock=lambda: float(next(clock))):
-        assert with_narrower(asked, opened(slow, 0.5), Shared(), told, lambda: False) == opened(slow, 0.5).cut_short()
+        late = opened(slow, 0.5).cut_short("time")
+        assert with_narrower(asked, opened(slow, 0.5), Shared(), told, lambda: False) == late
 
 
 @pytest.mark.slow
