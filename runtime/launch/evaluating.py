@@ -3,8 +3,9 @@
     train ── step N, 2N, ... ──> validation: all whole batches of --evaluate, forward only ──> one report
     a forward-only plan          the same, or batch by batch on --dataset or synthetic data; no training step is made
 
-Batches have equal size, so the mean over batches is the mean over samples. A plan takes whole global batches, so the
-samples after the last one are left out, and the report says how many.
+Batches have equal size, so the mean over batches is the mean over samples, and over tokens where no labels are ignored:
+a loss that is a mean over labels is one for each micro-batch, and these count equally. A plan takes whole global
+batches, so the samples after the last one are left out, and the report says how many.
 """
 
 import itertools
