@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Cluster, HardwareProfileError, MixedCluster, load_profile, profile_names
-from planner.errors import PlannerError
+from planner.errors import LimitError, PlannerError
 from planner.graph.placed import tables_of
 from planner.limits import ended_by, limited
 from planner.nearest import divisors
@@ -117,10 +117,12 @@ class _Advisor:
 
 
 def _priced(text: str, request: SearchRequest, cancelled: Callable[[], bool]) -> Change:
+    """A change with the figures of its plan; without them where these take too long. Raises InfeasibleError where no
+    whole plan fits: what `anything_fits` counts may be less than a plan holds."""
     devices, length = request.cluster.devices, request.model.sequence_length
     try:
         plan = best_plans(replace(request, time_limit=_SEARCHED), cancelled=cancelled).plan
-    except PlannerError:
+    except LimitError:
         return Change(text=text, devices=devices)
     prediction = plan.prediction
     return Change(

@@ -1,11 +1,13 @@
 """What is said beside an infeasible request, and beside a plan."""
 
+import math
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from hardware_profiles import load_profile
+from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.sharding.update import Update
 from planner.strategy_search.analysis import advice, sensitivity
 from planner.strategy_search.analysis.sensitivity import World
@@ -31,6 +33,26 @@ def test_larger_devices_that_are_slower_come_last() -> None:
     slower = [peak < own for peak in peaks]
     assert slower == sorted(slower)
     assert profiles.index("h200-141gb") < profiles.index("h20-141gb")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(InfeasibleError("does not fit"), None), (LimitError("late"), "lean"), (RequestError("not legal"), None)],
+)
+def test_what_fits_in_no_whole_plan_is_not_advised(
+    monkeypatch: pytest.MonkeyPatch, error: PlannerError, words: str | None
+) -> None:
+    """The leanest configuration seems to fit, and its plan does not."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(advice, "anything_fits", lambda *_: True)
+    monkeypatch.setattr(advice, "best_plans", refuse)
+    asked = request_of("llama-4", cluster_of("h100-80gb", 8), 8)
+    advisor = advice._Advisor(end=math.inf, cancelled=lambda: False, on_change=lambda _: None)
+    found = advisor.first([("lean", lambda: asked)])
+    assert (found and found.text) == words
 
 
 @pytest.mark.parametrize(("devices", "words"), [(1, "there is one device"), (3, "3 devices cannot be halved")])
