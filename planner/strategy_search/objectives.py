@@ -20,7 +20,8 @@ from planner.nearest import divisors
 from planner.sharding.update import AUTO_ZERO_BY
 from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.refinement.around import told
+from planner.strategy_search.finalists.proofs import Ranked
+from planner.strategy_search.refinement.around import exact, told
 from planner.strategy_search.refinement.narrower import with_narrower
 from planner.strategy_search.refinement.neighbours import with_neighbours
 from planner.strategy_search.refinement.offloading import (
@@ -35,10 +36,10 @@ from planner.strategy_search.refinement.rings import with_rings, with_rings_arou
 from planner.strategy_search.refinement.simplicity import with_simplicity
 from planner.strategy_search.refinement.unequal import with_unequal_stages
 from planner.strategy_search.request.limit_words import check_begin
-from planner.strategy_search.request.offload import NOTHING
+from planner.strategy_search.request.offload import NOTHING, offload_of
 from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
-from planner.strategy_search.variants import best_of_variants
+from planner.strategy_search.variants import BeatenError, best_of_variants
 from planner.strategy_search.within import anything_fits, best_plans
 
 PRECISION = 0.01
@@ -62,7 +63,8 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     score = {"memory": _peak, "cost": _cost}.get(request.objective, _step)
     with limited(request.time_limit):
         check_begin(request)
-        found = best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled), score)
+        rivals: list[Ranked] = []
+        found = best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled, rivals), score)
         found = found.cut_short("interrupt" if cancelled() else None)
     if request.update.served and not found.plan.training.update.served:
         raise RequestError(
@@ -72,7 +74,12 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     return found
 
 
-def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop, rivals: list[Ranked]) -> SearchResult:
+    """The best plans of a variant of the request. `rivals` has the fastest plan of each variant before it, as searched,
+    and grows by that of this one: only faster plans are looked for on the devices alone. Raises BeatenError if there is
+    none."""
+    own: list[Ranked] = []
+    rival = min(rivals, key=lambda one: one.seconds, default=None)
     engines: dict[object, Shared] = {}
     later: list[Callable[[SearchResult, Seconds], SearchResult]] = []  # searches around a plan that offload may beat
     known: list[tuple[SearchRequest, SearchResult]] = []
@@ -87,7 +94,11 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
                 return with_rings_around_best(asked, found, shared, on_progress, cancelled, cutoff)
 
             bounds = bounds_with_offload(asked, known)
-            found = best_plans(asked, on_progress, cancelled, cutoff, shared, bounds)
+            beaten = rival if asked.offload == NOTHING and cutoff == math.inf else None
+            found = best_plans(asked, on_progress, cancelled, cutoff, shared, bounds, beaten)
+            if beaten is not None and found.plans[0].seconds >= beaten.seconds:
+                raise BeatenError
+            own.append(found.plans[0])
             known.append((asked, found))
             found = with_unequal_stages(asked, found, shared, on_progress, cancelled)
             alone = request.placing != AUTO and one.update.placed == request.update.placed  # compared with no others
@@ -120,7 +131,18 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
     shared = engines.get((found.update.placed, found.offload), Shared())
     if found.fp8 != request.fp8:  # they belong to another graph
         shared = Shared()
+    if _is_alone(request, result):
+        rivals.append(own[0])
     return with_candidates(request, with_simplicity(found, whole, shared, on_progress, cancelled))
+
+
+def _is_alone(request: SearchRequest, result: SearchResult) -> bool:
+    """Whether other variants of a request are of interest only if they are faster than its result: the fastest plan is
+    asked for, everything was searched, and nothing had to leave the devices."""
+    wanted = request.objective == "time" and request.top == 1 and request.space is None and not request.certify
+    done = exact(request) and seconds_left() == math.inf and not result.statistics.stopped
+    decided = not request.fp8 and request.placing != AUTO
+    return wanted and done and decided and not offload_of(result.plan).stores
 
 
 def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:

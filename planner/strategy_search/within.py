@@ -80,15 +80,16 @@ def best_plans(
     cutoff: float = math.inf,
     shared: Shared | None = None,
     bounds: Mapping[Configuration, float] = MappingProxyType({}),
+    rival: Ranked | None = None,
 ) -> SearchResult:
     """`search`, within the space of an engine if the request names one, and with layers in fp8 where that is faster.
-    `bounds`: as for `search`, of this request itself."""
+    `bounds`: as for `search`, of this request itself. `rival`: a plan of another request, which plans have to beat."""
 
     def solve(one: SearchRequest, cutoff: float, known: Ranked | None) -> SearchResult:
         if one.space is None:
             if one is not request:
                 return search(one, on_progress, cancelled, cutoff, known=known)
-            return search(one, on_progress, cancelled, cutoff, shared, known, bounds=bounds)
+            return search(one, on_progress, cancelled, cutoff, shared, known or rival, bounds=bounds)
         assert known is None, "plans of engines are searched one space after the other"
         return search_within(one.space, one, on_progress, cancelled, cutoff)
 

@@ -458,10 +458,10 @@ def test_a_search_with_offload_begins_with_what_is_known_without(monkeypatch: py
     request = request_of("llama-4", cluster_of("h100-80gb", 16), 8, precision="bf16", pinned=decided)
     asked, opened = list[SearchRequest](), list[int]()
 
-    def noted(one: SearchRequest, on_progress: Any, cancelled: Any, cutoff: float, shared: Shared, bounds: Any) -> Any:
+    def noted(one: SearchRequest, on_progress: Any, cancelled: Any, cutoff: float, shared: Shared, *known: Any) -> Any:
         asked.append(one)
         try:
-            return best_plans(one, on_progress, cancelled, cutoff, shared, bounds)
+            return best_plans(one, on_progress, cancelled, cutoff, shared, *known)
         finally:
             assert shared.made is not None
             opened.append(len(shared.made[0].built.builders))

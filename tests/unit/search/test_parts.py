@@ -1,6 +1,7 @@
 """Weights that hold several matrices are whole or apart, whichever is better."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,14 @@ from planner.graph.trace import trace
 from planner.plan.binding.apart import graph_of
 from planner.plan.binding.bind import bind
 from planner.sharding.buckets import bucket_place
+from planner.strategy_search import objectives
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.job import given_job, machine_from
+from planner.strategy_search.refinement.unequal import with_unequal_stages
 from planner.strategy_search.request.shards_from import listed_strategies
+from planner.strategy_search.result import SearchResult
 from planner.strategy_search.variants import variants_of
+from planner.strategy_search.within import best_plans
 
 WIDE, NARROW, SAMPLES = 4096, 256, 2
 
@@ -74,6 +80,32 @@ def test_both_are_tried_with_a_fingerprint_of_their_own() -> None:
     assert apart.graph.cuts
     assert apart.model.fingerprint == apart.graph.fingerprint() != whole.model.fingerprint
     assert [*variants_of(apart)] == [apart]
+
+
+def test_apart_is_searched_for_plans_that_beat_whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are none, nothing is refined around the plan that is known."""
+    rivals, refined = list[Ranked | None](), list[SearchResult]()
+
+    def noted(*asked: Any) -> SearchResult:
+        rivals.append(asked[-1])
+        return best_plans(*asked)
+
+    def refining(request: Any, found: SearchResult, *others: Any) -> SearchResult:
+        refined.append(found)
+        return with_unequal_stages(request, found, *others)
+
+    monkeypatch.setattr(objectives, "best_plans", noted)
+    monkeypatch.setattr(objectives, "with_unequal_stages", refining)
+    plan = plan_of(NARROW, "data")
+    assert len(rivals) == 2
+    assert rivals[0] is None
+    assert rivals[1] is not None
+    assert [one.plan.model.fingerprint for one in refined] == [plan.model.fingerprint]
+    rivals.clear()
+    refined.clear()
+    plan = plan_of(WIDE, "tensor")
+    assert rivals[1] is not None
+    assert [one.plan.model.fingerprint for one in refined] == [GRAPH.fingerprint(), plan.model.fingerprint]
 
 
 def test_names_of_weights_mean_their_parts() -> None:
