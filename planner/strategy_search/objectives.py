@@ -22,7 +22,7 @@ from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.refinement.around import exact, told
-from planner.strategy_search.refinement.narrower import with_narrower
+from planner.strategy_search.refinement.narrower import with_halves, with_narrower
 from planner.strategy_search.refinement.neighbours import with_neighbours
 from planner.strategy_search.refinement.offloading import (
     bounds_with_offload,
@@ -91,6 +91,7 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop, ri
         def best(asked: SearchRequest) -> SearchResult:
             def refined(found: SearchResult, cutoff: Seconds = math.inf) -> SearchResult:
                 found = with_narrower(asked, found, shared, on_progress, cancelled, cutoff)
+                found = with_halves(asked, found, on_progress, cancelled)
                 return with_rings_around_best(asked, found, shared, on_progress, cancelled, cutoff)
 
             bounds = bounds_with_offload(asked, known)

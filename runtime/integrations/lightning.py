@@ -130,13 +130,13 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         super().setup_environment()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor over all processes: its mean, sum, maximum or minimum."""
+        """A tensor over the processes of a group, or all: its mean, sum, maximum or minimum."""
         if not isinstance(tensor, torch.Tensor) or world() == 1:
             return tensor
         name = str(reduce_op or "mean").rpartition(".")[2].lower()
         found = tensor.clone()
         dist.all_reduce(found, op=_OPERATIONS.get(name, dist.ReduceOp.SUM), group=group)
-        return found / world() if name in ("mean", "avg") else found
+        return found / dist.get_world_size(group) if name in ("mean", "avg") else found
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for all processes."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
@@ -100,3 +101,10 @@ def fitted(folder: str, plan: str | None, resumed: bool, **options: Any) -> tupl
     if saved is not None:
         losses.rows.append(validated(trainer_of(folder, plan, enable_checkpointing=False), Words(), saved))
     return losses.rows, {name: weight.clone() for name, weight in weights.items()}
+
+
+def reduced(plan: str) -> tuple[float, float]:
+    """The mean of the ranks of all processes, and that of a group of this process alone."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    rank, strategy = torch.tensor(float(dist.get_rank())), PlanStrategy(plan)
+    return float(strategy.reduce(rank)), float(strategy.reduce(rank, groups[dist.get_rank()]))

@@ -135,3 +135,4 @@ def test_a_strategy_of_lightning(pair, tmp_path: Path) -> None:
         for rows, found in pair.run("tasks_lightning", "fitted", str(tmp_path / "run"), plan, resumed):
             assert same(rows, wanted)
             assert same_weights(found, weights)
+    assert pair.run("tasks_lightning", "reduced", plan) == [(0.5, 0.0), (0.5, 1.0)]

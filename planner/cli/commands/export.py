@@ -67,7 +67,7 @@ def export(
     torchtitan.
 
     If the engine cannot express the plan, the best plan for the engine is searched, as with plan --for. A plan that
-    does not fit is never written.
+    does not fit is never written; for mindspore, which takes strategies of operators alone, that is not checked.
 
         plan export llama70b-64.json --to megatron -o run
         plan export llama70b-64.json --to torchtitan -o run --nearest

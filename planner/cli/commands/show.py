@@ -15,7 +15,7 @@ from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_of, model_of
 from planner.cli.texts import say
 from planner.cli.waiting import Waiting, waiting
-from planner.errors import PlanFileError, PlannerError
+from planner.errors import PlanFileError, PlannerError, RequestError
 
 if TYPE_CHECKING:
     from planner.plan.binding.model_of import PlannedModel
@@ -158,6 +158,8 @@ def show(
         from planner.report.rank import print_rank
         from planner.report.terminal import print_plan
 
+        if layouts and rank is not None:
+            raise RequestError(f"--layouts: --rank {rank} shows the shards that the rank holds; leave it out")
         with waiting() as wait:
             verdict, _ = judge(plan_file, hardware, model, wait)
         if rank is not None:

@@ -24,7 +24,7 @@ from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.plan import SLICED, Plan, Prediction
 from planner.plan.prediction.predict import interleaved_seconds, predict, predict_alike
-from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE
+from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE, UNDER_EXCHANGE, UNDER_PRODUCTS
 from planner.plan.prediction.walk.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.schedule_checks import check_schedule
 from planner.strategy_search.request.checks import runs_here
@@ -156,6 +156,19 @@ def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:
     time = dict(plan.prediction.time)
     waited = sum(time.get(name, 0.0) for name in (COMMUNICATION, GATHERING, REDUCING, GATHERED_AHEAD))
     return plan.training.micro_batches > 1 and waited >= WORTH * plan.prediction.step_seconds
+
+
+def halves_may_cover(plan: Plan, pinned: Pinned, cluster: Machine, limit: Bytes, share: float) -> bool:
+    """Whether a plan without a pipeline has no memory to interleave two micro-batches, and exposes communication
+    between operators for so large a share of its step that halves of them, two at a time, may be faster: they take the
+    same memory as one. Gathers and reductions of weights have overlaps of their own."""
+    decided = pinned.micro_batches is not None or pinned.micro_batch is not None
+    if decided or plan.pipeline > 1 or not _turns_are_open(plan, pinned, cluster):
+        return False
+    prediction, time = plan.prediction, dict(plan.prediction.time)
+    margin = (prediction.high_peak_bytes or prediction.peak_bytes) - prediction.peak_bytes
+    exposed = sum(time.get(name, 0.0) for name in (COMMUNICATION, UNDER_PRODUCTS, UNDER_EXCHANGE))
+    return least_interleaved_bytes(plan) + margin > limit and exposed >= share * prediction.step_seconds
 
 
 def _turns_are_open(plan: Plan, pinned: Pinned, cluster: Machine) -> bool:

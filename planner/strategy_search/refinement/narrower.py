@@ -21,6 +21,7 @@ from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.engine.contenders import NEAR
 from planner.strategy_search.engine.families import Shared
+from planner.strategy_search.engine.scheduling import halves_may_cover
 from planner.strategy_search.finalists.proofs import with_proof
 from planner.strategy_search.refinement.around import Listener, Stop, axes_of, bound_of_like, exact, together, told
 from planner.strategy_search.request.gathering import ways_to_gather
@@ -33,6 +34,10 @@ WIDE = 0.04
 """Narrower searches run if the gap is at least this wide: each takes a tenth to a half of the time of the search. From
 this gap on the search also looks for simpler plans that are faster
 (`planner.strategy_search.refinement.simplicity`)."""
+
+EXPOSED = 0.02
+"""Halves of the micro-batches, two at a time, are tried if the best plan exposes communication between operators for
+this share of its step."""
 
 FEW = 30
 """If the search evaluated at most this many configurations, and its space has at most `SMALL`, all of them are searched
@@ -79,6 +84,34 @@ def with_narrower(
             priced = (*found.priced, *result.priced)
             result = replace(result, plans=(first,), priced=priced, covered=covered, bound_seconds=bound)
     return result
+
+
+def with_halves(request: SearchRequest, result: SearchResult, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    """The result; or a plan with twice the micro-batches, of which two at a time run operator by operator, if that is
+    faster. It is looked for where the best plan exposes communication between operators and has no memory for two of
+    its micro-batches, on the mesh of that plan."""
+    best = result.plans[0]
+    limit = min(best.plan.prediction.capacity_bytes, request.memory_limit or math.inf)
+    if not _left_open(request) or not halves_may_cover(best.plan, request.pinned, request.cluster, limit, EXPOSED):
+        return result
+    if by := result.statistics.stopped_by or ended_by(cancelled):
+        return result.cut_short(by)
+    own, count = best.configuration, 2 * best.configuration.micro_batches
+    mesh = own.mesh if request.pinned.free else request.pinned.mesh
+    pinned = replace(request.pinned, pipeline=1, mesh=mesh, micro_batches=count, interleave=2)
+    try:
+        found = search(
+            replace(request, pinned=pinned), told(on_progress, result, "trying interleaved micro-batches"), cancelled
+        )
+    except LimitError as error:
+        return result.cut_short(error.by)
+    except (InfeasibleError, RequestError):  # the batch does not divide so
+        return result
+    result = replace(result, statistics=together(result.statistics, found.statistics))
+    if found.plans[0].seconds >= best.seconds:
+        return result
+    first = with_proof(found.plans[0], result.bound_seconds, covered=result.covered)
+    return replace(result, plans=(first,), priced=(*found.priced, *result.priced))
 
 
 def least_of_narrower(result: SearchResult) -> Seconds:

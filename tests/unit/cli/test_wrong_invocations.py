@@ -215,6 +215,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("show list.json", ("list.json", "schema_version", "-o FILE")),
     ("show null.json", ("null.json", "schema_version", "-o FILE")),
     ("verify other.json", ("other.json", "gpt-tiny", "wte.weight")),
+    (f"show {GOOD} --rank 0 --layouts", ("--layouts", "--rank 0")),
     (f"verify {GOOD} --hardware h100-80gb", (GOOD, "cluster", "cpu", "h100-80gb")),
     ("audit cut.json", ("cut.json", "JSON")),
     ("run empty.json", ("empty.json", "it is empty")),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import planner
 from planner.errors import LimitError
 from planner.limits import limited
 from planner.plan.layout.roles import roles
@@ -18,6 +19,7 @@ from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
 from planner.strategy_search.engine.outcome import Outcome
+from planner.strategy_search.engine.scheduling import halves_may_cover
 from planner.strategy_search.finalists import plan_maker
 from planner.strategy_search.finalists.finalists import Finalists
 from planner.strategy_search.finalists.overlapping import Overlapping
@@ -26,7 +28,15 @@ from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.finalists.room import Room
 from planner.strategy_search.refinement import rings
 from planner.strategy_search.refinement.around import bound_of_like
-from planner.strategy_search.refinement.narrower import FEW, SMALL, WIDE, least_of_narrower, near, with_narrower
+from planner.strategy_search.refinement.narrower import (
+    EXPOSED,
+    FEW,
+    SMALL,
+    WIDE,
+    least_of_narrower,
+    near,
+    with_narrower,
+)
 from planner.strategy_search.refinement.simplicity import _Simplifier, with_simplicity
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
@@ -309,3 +319,24 @@ def test_a_result_holds_nothing_of_its_search(slow: SearchResult) -> None:
     again = pickle.loads(pickle.dumps(slow))
     assert again.plan == slow.plan
     assert again.bound_seconds == slow.bound_seconds
+
+
+@pytest.mark.slow
+def test_halves_of_micro_batches_take_turns_where_two_have_no_memory() -> None:
+    """Experts behind slow links: the exchange of one half runs beside the work of the other."""
+    model = "mixtral-8x7b+num_layers=4"
+    asked = {"devices": 8, "global_batch": 32, "simplicity": 0.0}
+    one = planner.search(model, "ascend-910b-64gb", pinned={"interleave": 1}, **asked).plan
+    result = planner.search(model, "ascend-910b-64gb", **asked)
+    turned = result.plan
+    assert turned.training.interleave == 2
+    assert turned.training.micro_batches == 2 * one.training.micro_batches
+    assert turned.prediction.step_seconds < 0.99 * one.prediction.step_seconds
+    assert result.bound_seconds <= result.plans[0].bounded
+    cluster, peak = cluster_of("ascend-910b-64gb", 8), one.prediction.peak_bytes
+    roomy = peak + 2 * dict(one.prediction.memory)["activations"]
+    assert halves_may_cover(one, Pinned(), cluster, peak, EXPOSED)
+    assert not halves_may_cover(one, Pinned(), cluster, roomy, EXPOSED)
+    assert not halves_may_cover(one, Pinned(micro_batches=8), cluster, peak, EXPOSED)
+    assert not halves_may_cover(one, Pinned(interleave=1), cluster, peak, EXPOSED)
+    assert not halves_may_cover(one, Pinned(), cluster, peak, 0.1)
