@@ -225,7 +225,7 @@ def test_progress_is_told_and_a_search_can_be_cancelled(traced: planner.TracedMo
     )
     assert found.statistics.stopped
     assert heard[-1].best_seconds >= heard[-1].bound_seconds
-    with refused(LimitError, "stopped", "more time"):  # which proves nothing of what fits
+    with refused(LimitError, "stopped", "first plan"):  # which proves nothing of what fits
         planner.search(traced, "cpu", devices=4, cancelled=lambda: True)
 
 

@@ -18,6 +18,7 @@ import math
 import time
 from typing import NoReturn, Protocol
 
+from costmodels import planned_memory
 from hardware_profiles import Bytes
 from planner.errors import LimitError, StoppedBy
 from planner.limits import finishing, limit_of, seconds_after, seconds_left, sooner
@@ -64,7 +65,7 @@ class Attempt:
     the request's memory allows. `with_more_memory`: the bound proved by earlier attempts, which had more memory.
 
     Attributes:
-        memory: bytes that the search may fill on a device.
+        memory: the highest predicted peak of a plan, in bytes, in its first attempt and in those with less memory.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Attempt:
         self.started = time.perf_counter()
         self.request, self.cancelled = request, options.cancelled
         self.engine, prepared = engine_of(request, shared)
-        memory = max(group.device.memory for group in self.engine.groups)
+        memory = max(planned_memory(group.device, group.software) for group in self.engine.groups)
         self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)
         own_limits = tuple(self.engine.limit_bytes(group) * (1 + OPTIMAL) for group in self.engine.groups)
         self.limits = own_limits if limits is None else limits

@@ -463,13 +463,21 @@ def _in_order(found: Contender, schedule: str) -> Laying:
 def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:
     least = min(plans, key=lambda ranked: ranked.plan.prediction.peak_bytes).plan
     needed, update = least.prediction.peak_bytes, least.training.update
-    what, hint = f"schedule = {least.schedule}", "take 1f1b, which holds less, or leave the schedule to the search"
-    if update.owned and least.schedule == "1f1b":
-        what, hint = f"zero_by = {update.zero_by}", "take slices, of which every device holds as much, or more devices"
+    what, hint = "", ""
+    if least.schedule != "1f1b":
+        what, hint = (
+            f"schedule = {least.schedule}: ",
+            "; take 1f1b, which holds less, or leave the schedule to the search",
+        )
+    elif update.owned:
+        what, hint = (
+            f"zero_by = {update.zero_by}: ",
+            "; take slices, of which every device holds as much, or more devices",
+        )
     return OverfullError(
         needed - limit,
         bound,
-        f"{what}: the leanest plan that was found needs {bytes_text(needed)} per device, and there are"
-        f" {bytes_text(limit)}; {hint}",
+        f"{what}the leanest plan that was found needs {bytes_text(needed - limit)} more than the {bytes_text(limit)}"
+        f" that there are per device{hint}",
         needed,
     )

@@ -443,6 +443,21 @@ def test_memory_that_was_too_little_is_not_searched_once_more(monkeypatch: pytes
     assert tried[1:] == pytest.approx([0.5 * tried[0], 0.75 * tried[0], 0.625 * tried[0]])
 
 
+def test_after_an_overfull_plan_devices_have_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a plan lacks less than the margin that is left for the error of its prediction."""
+    capacities, original = list[float](), Attempt.run
+
+    def run(self: Attempt) -> SearchResult:
+        capacities.extend(self.engine.capacities)
+        if len(capacities) == 1:
+            raise OverfullError(0.01 * self.memory, 0.0, "overfull")
+        return original(self)
+
+    monkeypatch.setattr(Attempt, "run", run)
+    search(request_of("perceptron", cluster_of("h100-80gb", 2), 8))
+    assert capacities[1] < 0.995 * capacities[0]
+
+
 def test_memory_next_to_that_of_an_overfull_plan_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[float]()
 
