@@ -20,13 +20,13 @@ it is: an operator looks at all of its rows, or something that depends on them c
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
 from hardware_profiles import PYTORCH, parts_of
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.limits import sharing
 from planner.nearest import divisors
@@ -35,6 +35,7 @@ from planner.plan.outline import outline
 from planner.pricing.kernels.call import WORD
 from planner.sharding.mesh import NODE
 from planner.sharding.padding import Padded, with_padding
+from planner.sharding.rule import Dims, FactorKind, Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import AUTO_ZERO_BY, PARAMETERS, SLICES
 from planner.strategy_search.request.attention_degrees import heads_of, key_heads_of
@@ -81,11 +82,52 @@ def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:
     """The requests that decide what a request leaves to the search; the request itself if that is nothing."""
     yield from _of_graph(request)
     apart = with_fused_weights_apart(request.graph)
-    if apart is not request.graph:
+    if apart is not request.graph and any(_stays_divided(apart, part) for part in apart.cuts):
         known = request.model
         text = known.graph and graph_text(apart, batch=request.batch, sequence_length=known.sequence_length)
         model = replace(known, fingerprint=apart.fingerprint(), outline=outline(apart), graph=text)
         yield from _of_graph(replace(request, graph=apart, model=model))
+
+
+def _stays_divided(graph: OperatorGraph, weight: str) -> bool:
+    """Whether a product or attention can split what a linear layer makes with a part of a weight. The latent of MLA and
+    its rotary key are normalised, or rotated, as a whole, so that every device needs all of them."""
+    (result,) = graph.operators[graph.consumers[weight][0]].results
+    todo, seen = [(result, len(graph.types[result or ""].shape) - 1)], set[tuple[str | None, int]]()
+    while todo:
+        value, dim = todo.pop()
+        if value is None or (value, dim) in seen:
+            continue
+        seen.add((value, dim))
+        for op in (graph.operators[at] for at in graph.consumers.get(value, ())):
+            rule = rule_of(graph, op)
+            for factor in {_outermost(rule, own[dim]) for own in _read_as(rule, op, value)} - {None}:
+                if rule.op_class not in _PASSING:
+                    return True
+                places = (
+                    (name, at)
+                    for name, dims in zip(op.results, rule.results, strict=True)
+                    for at, factors in enumerate(dims)
+                    if factor in factors
+                )
+                todo.extend(places)
+    return False
+
+
+_PASSING = ("view", "copy", "elementwise")
+"""Operators whose results are in pieces as their operands are, and take no long time."""
+
+
+def _read_as(rule: Rule, op: Operator, value: str) -> Iterator[Dims]:
+    return (dims for name, dims in zip(op.operands, rule.operands, strict=True) if name == value)
+
+
+def _outermost(rule: Rule, factors: Sequence[int]) -> int | None:
+    """The factor on which a dim is cut; None if that cannot be split, alone or with another."""
+    found = next((at for at in factors if rule.factors[at].extent > 1), None)
+    together = {part for factor in rule.factors for part in factor.parts}
+    splits = found is not None and (rule.factors[found].kind != FactorKind.BLOCKED or found in together)
+    return found if splits else None
 
 
 def _of_graph(request: SearchRequest) -> Iterator[SearchRequest]:

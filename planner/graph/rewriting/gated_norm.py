@@ -64,7 +64,7 @@ def _joined(reader: Reader, product: Operator, norm: Operator, opened: Operator)
     types = reader.graph.types
     x, gate = norm.operands[0], reader.source(opened.operands[0])
     last = reader.cast_of(product, types[x].dtype)
-    _, dims, weight, epsilon = norm.arguments
+    _, dims, weight, epsilon = (*norm.arguments, None, None)[:4]  # the last two may be left out
     alike = types[x].shape == types[gate].shape and types[last.results[0] or ""].dtype == types[x].dtype
     alone = all(reader.read_once(between, product) for between in (norm, opened))
     if not alike or not alone or norm.keywords or not isinstance(dims, tuple) or len(dims) != 1 or epsilon is None:

@@ -49,10 +49,11 @@ def test_modules_of_transformers_have_it(norm: type[nn.Module], dtype: torch.dty
         lambda norm, x, gate: (
             (opened := nn.functional.silu(gate)) * nn.functional.rms_norm(x, (WIDTH,), eps=1.0) + opened
         ),
+        lambda norm, x, gate: nn.functional.silu(gate) * nn.functional.rms_norm(x, (WIDTH,)),
     ],
 )
 def test_what_others_read_stays(made: Callable[..., torch.Tensor]) -> None:
-    """A gate that is no activation, and one that is read again."""
+    """A gate that is no activation, one that is read again, and a norm whose epsilon is left to its dtype."""
     assert "aten.rms_norm.default" in operators(Qwen3NextRMSNormGated, made, torch.float32)
 
 

@@ -130,3 +130,26 @@ def test_strategies_of_parts_are_taken_from_a_plan(divided: planner.Plan) -> Non
     taken = listed_strategies(divided, "both.0/*", GRAPH)
     assert len(taken) == 2
     assert {APART.operators[at].name for name in APART.cuts for at in APART.consumers[name]} >= taken.keys()
+
+
+class Latent(nn.Module):
+    """A layer whose parts are normalised, as the latent of MLA is, before others split what they make."""
+
+    def __init__(self, normed: tuple[bool, bool]) -> None:
+        super().__init__()
+        self.both, self.out, self.normed = nn.Linear(64, 128, bias=False), nn.Linear(64, 64), normed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.both(x).chunk(2, dim=-1)
+        first, second = (
+            F.rms_norm(part, (64,)) if normed else part for part, normed in zip(parts, self.normed, strict=True)
+        )
+        return self.out(F.silu(first) * second).mean()
+
+
+@pytest.mark.parametrize("normed", [(True, True), (True, False), (False, False)])
+def test_weights_that_no_operator_splits_further_are_not_tried_apart(normed: tuple[bool, bool]) -> None:
+    args = (torch.randn(8, 64),)
+    request = given_job(Latent(normed), machine_from("h100-80gb", devices=4), args=args, global_batch=8).request()
+    assert with_fused_weights_apart(request.graph).cuts
+    assert len([*variants_of(request)]) == (1 if all(normed) else 2)
