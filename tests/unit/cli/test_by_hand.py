@@ -137,7 +137,7 @@ def test_experts(plan: Any) -> None:
     uneven = plan.json(*mixture, *whole, "--imbalance", "1.5", "-o", "uneven.json")
     assert uneven["step_seconds"] > even["step_seconds"]
     assert "maximum 1.5 times the mean" in plan("show", "uneven.json").out
-    assert "0.9 is no imbalance" in plan.refused(*mixture, "--imbalance", "0.9")
+    assert "imbalance = 0.9" in plan.refused(*mixture, "--imbalance", "0.9")
 
 
 @pytest.mark.thorough
