@@ -91,7 +91,7 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop, ri
         def best(asked: SearchRequest) -> SearchResult:
             def refined(found: SearchResult, cutoff: Seconds = math.inf) -> SearchResult:
                 found = with_narrower(asked, found, shared, on_progress, cancelled, cutoff)
-                found = with_halves(asked, found, on_progress, cancelled)
+                found = with_halves(asked, found, shared, on_progress, cancelled)
                 return with_rings_around_best(asked, found, shared, on_progress, cancelled, cutoff)
 
             bounds = bounds_with_offload(asked, known)
@@ -218,8 +218,8 @@ def _within(
     cancelled: Stop,
 ) -> tuple[SearchResult, StoppedBy | None]:
     """`least_memory` between a limit within which no plan was found and the peak of a plan that was found, by whole
-    searches. The first of them is within what a plan `needed`, if one was made. Returns also the
-    limit of the planner that ended them, if one did."""
+    searches. The first of them is within what a plan `needed`, if one was made. Returns also the limit
+    of the planner that ended them, if one did."""
     high = found.plan.prediction.peak_bytes
     try:
         while high - low > PRECISION * high and not cancelled():

@@ -26,7 +26,7 @@ from itertools import product
 
 from hardware_profiles import PYTORCH, parts_of
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
-from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.operator_graph import OperatorGraph
 from planner.graph.rewriting.fused_weights import with_fused_weights_apart
 from planner.limits import sharing
 from planner.nearest import divisors
@@ -35,7 +35,7 @@ from planner.plan.outline import outline
 from planner.pricing.kernels.call import WORD
 from planner.sharding.mesh import NODE
 from planner.sharding.padding import Padded, with_padding
-from planner.sharding.rule import Dims, FactorKind, Rule
+from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import AUTO_ZERO_BY, PARAMETERS, SLICES
 from planner.strategy_search.request.attention_degrees import heads_of, key_heads_of
@@ -44,6 +44,8 @@ from planner.strategy_search.result import SearchResult
 
 _MOST = 8
 """Up to this number of shards weights are padded if the tensor degree is left open: usually those of a node."""
+_PASSING = ("view", "copy", "elementwise")
+"""Classes of operators whose results are in pieces as their operands are."""
 _SHORT = 2  # bytes of an element
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
@@ -101,7 +103,8 @@ def _stays_divided(graph: OperatorGraph, weight: str) -> bool:
         seen.add((value, dim))
         for op in (graph.operators[at] for at in graph.consumers.get(value, ())):
             rule = rule_of(graph, op)
-            for factor in {_outermost(rule, own[dim]) for own in _read_as(rule, op, value)} - {None}:
+            read = [dims[dim] for name, dims in zip(op.operands, rule.operands, strict=True) if name == value]
+            for factor in {_outermost(rule, factors) for factors in read} - {None}:
                 if rule.op_class not in _PASSING:
                     return True
                 places = (
@@ -112,14 +115,6 @@ def _stays_divided(graph: OperatorGraph, weight: str) -> bool:
                 )
                 todo.extend(places)
     return False
-
-
-_PASSING = ("view", "copy", "elementwise")
-"""Operators whose results are in pieces as their operands are, and take no long time."""
-
-
-def _read_as(rule: Rule, op: Operator, value: str) -> Iterator[Dims]:
-    return (dims for name, dims in zip(op.operands, rule.operands, strict=True) if name == value)
 
 
 def _outermost(rule: Rule, factors: Sequence[int]) -> int | None:

@@ -166,9 +166,8 @@ def halves_may_cover(plan: Plan, pinned: Pinned, cluster: Machine, limit: Bytes,
     if decided or plan.pipeline > 1 or not _turns_are_open(plan, pinned, cluster):
         return False
     prediction, time = plan.prediction, dict(plan.prediction.time)
-    margin = (prediction.high_peak_bytes or prediction.peak_bytes) - prediction.peak_bytes
     exposed = sum(time.get(name, 0.0) for name in (COMMUNICATION, UNDER_PRODUCTS, UNDER_EXCHANGE))
-    return least_interleaved_bytes(plan) + margin > limit and exposed >= share * prediction.step_seconds
+    return least_interleaved_bytes(plan) > limit and exposed >= share * prediction.step_seconds
 
 
 def _turns_are_open(plan: Plan, pinned: Pinned, cluster: Machine) -> bool:

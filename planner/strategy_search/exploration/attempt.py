@@ -18,7 +18,6 @@ import math
 import time
 from typing import NoReturn, Protocol
 
-from costmodels import planned_memory
 from hardware_profiles import Bytes
 from planner.errors import LimitError, StoppedBy
 from planner.limits import finishing, limit_of, seconds_after, seconds_left, sooner
@@ -65,7 +64,7 @@ class Attempt:
     the request's memory allows. `with_more_memory`: the bound proved by earlier attempts, which had more memory.
 
     Attributes:
-        memory: the highest predicted peak of a plan, in bytes, in its first attempt and in those with less memory.
+        memory: the highest predicted peak, in bytes, that the memory of the request allows on a device.
     """
 
     def __init__(
@@ -81,10 +80,9 @@ class Attempt:
         self.started = time.perf_counter()
         self.request, self.cancelled = request, options.cancelled
         self.engine, prepared = engine_of(request, shared)
-        memory = max(planned_memory(group.device, group.software) for group in self.engine.groups)
-        self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)
-        own_limits = tuple(self.engine.limit_bytes(group) * (1 + OPTIMAL) for group in self.engine.groups)
-        self.limits = own_limits if limits is None else limits
+        own_limits = [self.engine.limit_bytes(group) for group in self.engine.groups]
+        self.memory = max(own_limits)
+        self.limits = tuple(one * (1 + OPTIMAL) for one in own_limits) if limits is None else limits
         self.families = Families(self.engine, options.among, options.bounds)
         self.frontier = Frontier(self.families)
         self.record = Record(self.engine)

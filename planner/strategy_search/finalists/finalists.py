@@ -465,19 +465,15 @@ def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:
     needed, update = least.prediction.peak_bytes, least.training.update
     what, hint = "", ""
     if least.schedule != "1f1b":
-        what, hint = (
-            f"schedule = {least.schedule}: ",
-            "; take 1f1b, which holds less, or leave the schedule to the search",
-        )
+        what = f"schedule = {least.schedule}: "
+        hint = "; take 1f1b, which holds less, or leave the schedule to the search"
     elif update.owned:
-        what, hint = (
-            f"zero_by = {update.zero_by}: ",
-            "; take slices, of which every device holds as much, or more devices",
-        )
+        what = f"zero_by = {update.zero_by}: "
+        hint = "; take slices, of which every device holds as much, or more devices"
     return OverfullError(
         needed - limit,
         bound,
         f"{what}the leanest plan that was found needs {bytes_text(needed - limit)} more than the {bytes_text(limit)}"
-        f" that there are per device{hint}",
+        f" available on a device{hint}",
         needed,
     )

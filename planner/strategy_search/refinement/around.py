@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Seconds
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.finalists.proofs import Ranked
+from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult, Statistics
 from planner.strategy_search.search import least_in_a_v, least_work
@@ -62,6 +62,19 @@ def together(first: Statistics, second: Statistics) -> Statistics:
         seconds=first.seconds + second.seconds,
         stopped_by=first.stopped_by or second.stopped_by,
     )
+
+
+def or_faster(result: SearchResult, found: SearchResult, bound: Seconds) -> SearchResult:
+    """The result with the best plan of a search around its own, of which `bound` holds, if that is faster. The proof
+    covers it if it covers both, on meshes of one and two axes."""
+    (first, *_), best = found.plans, result.plans[0]
+    result = replace(result, statistics=together(result.statistics, found.statistics))
+    if first.seconds >= best.seconds:
+        return result
+    covered = result.covered and found.covered and axes_of(first) <= 2
+    proved = with_proof(first, bound, covered=covered)
+    priced = (*found.priced, *result.priced)
+    return replace(result, plans=(proved,), priced=priced, covered=covered, bound_seconds=bound)
 
 
 def fastest_of(plans: Sequence[Ranked], top: int) -> tuple[Ranked, ...]:

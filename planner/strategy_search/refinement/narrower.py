@@ -20,10 +20,9 @@ from planner.limits import ended_by
 from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.engine.contenders import NEAR
-from planner.strategy_search.engine.families import Shared
+from planner.strategy_search.engine.families import Shared, engine_of
 from planner.strategy_search.engine.scheduling import halves_may_cover
-from planner.strategy_search.finalists.proofs import with_proof
-from planner.strategy_search.refinement.around import Listener, Stop, axes_of, bound_of_like, exact, together, told
+from planner.strategy_search.refinement.around import Listener, Stop, bound_of_like, exact, or_faster, told
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -77,22 +76,21 @@ def with_narrower(
             return result.cut_short(error.by)
         except (InfeasibleError, RequestError):
             continue
-        result = replace(result, statistics=together(result.statistics, found.statistics))
-        if found.plans[0].seconds < best.seconds:
-            covered = result.covered and found.covered and axes_of(found.plans[0]) <= 2
-            first = with_proof(found.plans[0], bound, covered=covered)
-            priced = (*found.priced, *result.priced)
-            result = replace(result, plans=(first,), priced=priced, covered=covered, bound_seconds=bound)
+        result = or_faster(result, found, bound)
     return result
 
 
-def with_halves(request: SearchRequest, result: SearchResult, on_progress: Listener, cancelled: Stop) -> SearchResult:
+def with_halves(
+    request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
+) -> SearchResult:
     """The result; or a plan with twice the micro-batches, of which two at a time run operator by operator, if that is
     faster. It is looked for where the best plan exposes communication between operators and has no memory for two of
     its micro-batches, on the mesh of that plan."""
-    best = result.plans[0]
-    limit = min(best.plan.prediction.capacity_bytes, request.memory_limit or math.inf)
-    if not _left_open(request) or not halves_may_cover(best.plan, request.pinned, request.cluster, limit, EXPOSED):
+    if not _left_open(request):
+        return result
+    best, engine = result.plans[0], engine_of(request, shared)[0]
+    limit = engine.limit_bytes(engine.groups[0])
+    if not halves_may_cover(best.plan, request.pinned, request.cluster, limit, EXPOSED):
         return result
     if by := result.statistics.stopped_by or ended_by(cancelled):
         return result.cut_short(by)
@@ -107,11 +105,7 @@ def with_halves(request: SearchRequest, result: SearchResult, on_progress: Liste
         return result.cut_short(error.by)
     except (InfeasibleError, RequestError):  # the batch does not divide so
         return result
-    result = replace(result, statistics=together(result.statistics, found.statistics))
-    if found.plans[0].seconds >= best.seconds:
-        return result
-    first = with_proof(found.plans[0], result.bound_seconds, covered=result.covered)
-    return replace(result, plans=(first,), priced=(*found.priced, *result.priced))
+    return or_faster(result, found, result.bound_seconds)
 
 
 def least_of_narrower(result: SearchResult) -> Seconds:

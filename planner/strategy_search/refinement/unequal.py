@@ -13,8 +13,7 @@ from dataclasses import replace
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import ended_by
 from planner.strategy_search.engine.families import Shared, engine_of
-from planner.strategy_search.finalists.proofs import with_proof
-from planner.strategy_search.refinement.around import Listener, Stop, bound_of_like, exact, together, told
+from planner.strategy_search.refinement.around import Listener, Stop, bound_of_like, exact, or_faster, told
 from planner.strategy_search.request.configurations import may_be_uneven
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult
@@ -54,11 +53,7 @@ def with_unequal_stages(
         return result.cut_short(error.by)
     except (InfeasibleError, RequestError):
         return result
-    result = replace(result, statistics=together(result.statistics, found.statistics))
-    if found.plans[0].seconds >= best.seconds:
-        return result
-    first, priced = with_proof(found.plans[0], bound, covered=False), (*found.priced, *result.priced)
-    return replace(result, plans=(first,), priced=priced, covered=False, bound_seconds=bound)
+    return or_faster(result, replace(found, covered=False), bound)  # no bound covers unequal stages
 
 
 def _left_open(request: SearchRequest) -> bool:
