@@ -9,6 +9,7 @@ Trainer's loop                    here
 └── callbacks, logging, schedules as they are
 """
 
+import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,7 +108,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
     def __init__(self, *args: Any, plan: Plan | str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
-        name = _check(self, kwargs)
+        name = _check(self, inspect.signature(Trainer.__init__).bind(self, *args, **kwargs).arguments)
         inputs = {input_name for input_name, _ in self.plan.inputs}
         stacked = isinstance(self.model, StackedSamples)
         self._theirs: Any = self.model.model if stacked else self.model  # the model that `from_pretrained` reads
@@ -235,6 +236,12 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Does nothing: every rank takes only its pieces."""
 
+    def _track_num_input_tokens(self, inputs: Mapping[str, Any]) -> None:
+        """Count a batch once: every process has all of it, and the Trainer adds what the processes have."""
+        before = self.state.num_input_tokens_seen
+        super()._track_num_input_tokens(inputs)
+        self.state.num_input_tokens_seen = before + (self.state.num_input_tokens_seen - before) // self.args.world_size
+
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
         """6 times parameters times tokens (Kaplan et al. 2020), of this rank's share."""
         main = inputs.get(getattr(self.model, "main_input_name", "input_ids"))
@@ -255,7 +262,8 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         try:
             if planned is not self.model:
                 tensors = {name.removeprefix(STACKED): tensor for name, tensor in tensors.items()}
-            self._save(output_dir, state_dict=together(self.model, unstacked(self.model, tensors)))
+            if self.args.should_save:  # before 5.24 `_save` does not ask, and all processes wrote the same files
+                self._save(output_dir, state_dict=together(self.model, unstacked(self.model, tensors)))
         finally:
             self.model = planned
 

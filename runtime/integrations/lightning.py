@@ -29,6 +29,7 @@ from runtime.integrations.saved_values import as_text
 from runtime.integrations.taking_over import (
     check_clipping,
     check_methods,
+    check_steady,
     let_go,
     missing,
     restore_sharded,
@@ -95,6 +96,8 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         self._device = current_device(local_rank())
         self._planned: TrainingStepModule | None = None
         self._step: TrainingStep | None = None
+        self._modes: dict[nn.Module, bool] = {}  # whether each module trains, as `fit` found it
+        self._begun: list[dict[str, Any]] = []  # the groups of the optimizer, as `configure_optimizers` gave them
         self._resume: Path | None = None  # a checkpoint that is restored when the model has been traced
 
     # Processes
@@ -196,6 +199,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
             return
         settings = None if validates else self._settings(trainer)
         self._planned = TrainingStepModule(self.lightning_module)
+        self._modes = {module: module.training for module in self._planned.modules()}
         self._step = parallelize(self._planned, self.plan, optimizer=settings, device=self._device, seed=self._seed)
 
     def _has_trained(self, module: Any) -> bool:
@@ -208,6 +212,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         self.setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise RequestError(f"configure_optimizers gave {len(self.optimizers)} optimizers; a plan has one")
+        self._begun = [dict(group) for group in self.optimizers[0].param_groups]
         return settings_of(self.optimizers[0], self.lightning_module, self.plan, PREFIX)
 
     def _ready(self, batch: Any) -> TrainingStep:
@@ -215,7 +220,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         step, module = self.step, self.lightning_module
         if not step.ready:
             assert self._planned is not None
-            with _detached(module):
+            with _detached(module), _in_modes(self._modes):
                 step.prepare(batch)
             let_go(module)
             if self._planned.logged.others:
@@ -234,6 +239,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         """A step of the plan on a global batch: its gradients, its update. Returns the mean loss."""
         _check_accumulation(self.lightning_module.trainer, self.plan)  # a callback may change it during training
         step = self._ready(batch)
+        check_steady(self.optimizers[0], self._begun)
         rates = {float(group["lr"]) for group in self.optimizers[0].param_groups}
         if len(rates) > 1:
             raise RequestError(
@@ -307,6 +313,20 @@ def _detached(module: Any) -> Iterator[None]:
         yield
     finally:
         module._trainer = trainer
+
+
+@contextlib.contextmanager
+def _in_modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """Inside of this context modules train or evaluate as given: the first batch, which is traced, may be one of
+    Lightning's sanity check, for which the module evaluates."""
+    before = {module: module.training for module in modes}
+    try:
+        for module, training in modes.items():
+            module.training = training
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
 
 
 def _check_accumulation(trainer: Any, plan: Plan) -> None:

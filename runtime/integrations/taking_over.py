@@ -1,7 +1,7 @@
 """How both integrations take over a module, its optimizer and its checkpoints when a plan trains it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,19 @@ def settings_of(optimizer: torch.optim.Optimizer, module: nn.Module, plan: Plan,
         momentum=first.get("momentum", 0.0),
         undecayed=frozenset(prefix + names[id(one)] for one in undecayed if one.requires_grad),
     )
+
+
+def check_steady(optimizer: torch.optim.Optimizer, begun: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RequestError where something but the learning rate has changed in the groups since `begun` (copies of
+    them): a schedule changed it, and the runtime follows the learning rate alone."""
+    for group, before in zip(optimizer.param_groups, begun, strict=True):
+        for key in sorted(_SAME - {"lr"}):
+            if group.get(key) != before.get(key):
+                raise RequestError(
+                    f"{key} of the optimizer changed from {before.get(key)} to {group.get(key)}, and under a plan only"
+                    " the learning rate changes; give OneCycleLR and CyclicLR cycle_momentum=False, and take out other"
+                    " changes"
+                )
 
 
 def check_methods(own: object, known: type, names: Sequence[str], reason: str) -> None:

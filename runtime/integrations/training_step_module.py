@@ -52,9 +52,26 @@ class TrainingStepModule(nn.Module):
         return loss
 
 
+class _NoTrainer:
+    """What a LightningModule finds as its Trainer while it is traced: a process without a logger. All else would change
+    between steps, as epochs do, and stay as it was traced."""
+
+    logger = None
+    loggers = ()
+    global_rank = local_rank = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RequestError(
+            f"training_step reads {name} of the Trainer, and a plan keeps what it was when the step was traced; take it"
+            " out of training_step, or put it into the batch as a tensor"
+        )
+
+
 @contextlib.contextmanager
 def _logging(module: nn.Module, calls: list[tuple[str, Any, dict[str, Any]]]) -> Iterator[None]:
-    """Inside of this context `module.log` and `log_dict` only record their arguments."""
+    """Inside of this context `module.log` and `log_dict` only record their arguments, and there is no Trainer."""
 
     def log(name: str, value: Any, *rest: Any, **options: Any) -> None:
         calls.append((name, value, options))
@@ -62,10 +79,12 @@ def _logging(module: nn.Module, calls: list[tuple[str, Any, dict[str, Any]]]) ->
     def log_dict(values: Mapping[str, Any], *rest: Any, **options: Any) -> None:
         calls.extend((name, value, options) for name, value in values.items())
 
-    own = {"log": log, "log_dict": log_dict}
+    own = {"log": log, "log_dict": log_dict, "_trainer": _NoTrainer()}
+    before = {name: module.__dict__[name] for name in own if name in module.__dict__}
     module.__dict__.update(own)
     try:
         yield
     finally:
         for name in own:
             module.__dict__.pop(name, None)
+        module.__dict__.update(before)

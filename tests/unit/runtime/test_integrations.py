@@ -241,6 +241,130 @@ def test_settings_of_lightning(changed: dict[str, Any], said: str) -> None:
         ours._check(trainer, plan(), None)
 
 
+@pytest.mark.slow  # imports transformers
+def test_arguments_of_the_trainer_are_checked_by_position_too(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(
+        "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
+    )
+    from transformers import TrainingArguments
+
+    from runtime.integrations import huggingface
+
+    monkeypatch.setattr(huggingface, "load_plan", lambda path: plan())
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, max_grad_norm=0, use_cpu=True, report_to=[]
+    )
+    before = (nn.Linear(2, 2), arguments, None, None, None, None, None)
+    with pytest.raises(RequestError, match="compute_loss_func=: a plan trains with the loss of the model"):
+        huggingface.PlanTrainer(*before, lambda outputs, labels: outputs, plan="plan.json")
+
+
+@pytest.mark.slow  # imports transformers
+def test_the_trainer_counts_the_tokens_of_a_batch_once() -> None:
+    pytest.importorskip(
+        "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
+    )
+    from runtime.integrations import huggingface
+
+    trainer = huggingface.PlanTrainer.__new__(huggingface.PlanTrainer)
+    trainer.args = SimpleNamespace(include_num_input_tokens_seen="all", device="cpu", world_size=4)
+    trainer.state, trainer.model = SimpleNamespace(num_input_tokens_seen=5), nn.Linear(2, 2)
+    trainer.accelerator = SimpleNamespace(gather=lambda tokens: tokens.repeat(4))
+    trainer._track_num_input_tokens({"input_ids": torch.zeros(8, 16)})
+    assert trainer.state.num_input_tokens_seen == 5 + 8 * 16
+
+
+class _FakeStep:
+    """A training step that computes nothing, and notes how the module was when it was traced."""
+
+    def __init__(self, planned: nn.Module) -> None:
+        self.planned, self.ready, self.traced, self.steps = planned, False, dict[str, bool](), 0
+        self.optimizer = SimpleNamespace(learning_rate=0.0)
+
+    def prepare(self, batch: Any) -> None:
+        self.ready, self.traced = True, {name: one.training for name, one in self.planned.named_modules()}
+
+    def __call__(self, batch: Any) -> float:
+        self.steps += 1
+        return 1.0
+
+    def evaluate(self, batch: Any) -> float:
+        return 1.0
+
+
+def _fitted(monkeypatch: pytest.MonkeyPatch, schedule: Any, **trainer: Any) -> _FakeStep:
+    """Lightning's own loop with a module whose frozen part evaluates."""
+    pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'parallel-planner[integrations]'")
+    import lightning
+
+    from runtime.integrations import lightning as ours
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout, self.linear, self.frozen = nn.Dropout(0.5), nn.Linear(2, 2), nn.Dropout(0.5).eval()
+
+        def training_step(self, batch: Any, number: int) -> None: ...
+
+        def validation_step(self, batch: Any, number: int) -> None: ...
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters())
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule(optimizer), "interval": "step"}}
+
+    monkeypatch.setattr(ours, "load_plan", lambda path: plan())
+    monkeypatch.setattr(ours, "join_processes", lambda device: None)
+    monkeypatch.setattr(ours, "parallelize", lambda planned, *rest, **more: _FakeStep(planned))
+    strategy = ours.PlanStrategy("plan.json", validation="val_loss")
+    loader = torch.utils.data.DataLoader(torch.zeros(24, 2), batch_size=8)
+    made = lightning.Trainer(
+        strategy=strategy, accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, **trainer,
+    )  # fmt: skip
+    made.fit(Module(), loader, loader)
+    return strategy.step  # type: ignore[return-value]
+
+
+def _cycle(optimizer: Any, **more: Any) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10, **more)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sanity", [0, 1])
+def test_a_module_is_traced_as_it_trains_though_lightning_validates_first(
+    monkeypatch: pytest.MonkeyPatch, sanity: int
+) -> None:
+    def steady(optimizer: Any) -> Any:
+        return _cycle(optimizer, cycle_momentum=False)
+
+    step = _fitted(monkeypatch, steady, num_sanity_val_steps=sanity)
+    assert step.steps == 3
+    assert (step.traced["module.dropout"], step.traced["module.frozen"]) == (True, False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_schedules_that_change_more_than_the_rate_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        RequestError, match=r"betas of the optimizer changed from \(0\.95, 0\.999\).*cycle_momentum=False"
+    ):
+        _fitted(monkeypatch, _cycle)
+
+
+def test_a_training_step_that_reads_the_trainer_is_refused() -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'parallel-planner[integrations]'")
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
+            assert self.logger is None
+            return batch.sum() * (1 + self.current_epoch)
+
+    module = Module()
+    with pytest.raises(RequestError, match="training_step reads current_epoch of the Trainer"):
+        TrainingStepModule(module)(torch.ones(2))
+    assert module._trainer is None
+
+
 def test_importing_the_package_imports_neither_library() -> None:
     code = (
         "import sys, runtime.integrations as found;"
