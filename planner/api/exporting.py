@@ -120,14 +120,14 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
     try:
         steps, last, description = _nearest(subject, bound, target)
     except ExportError as error:
-        if way.nearest or not searchable(target, machine):
+        if way.nearest or not searchable(target, plan, machine):
             raise
         why = str(error)
     outside = bool(why) or not _close(plan, last.plan.prediction, way)
     searched = bool(steps or why) and outside and not way.nearest
     unsaid = (why,) if why else tuple(f"{step.what}: {step.here}, there {step.there}" for step in steps)
     if searched:
-        if not searchable(target, machine):
+        if not searchable(target, plan, machine):
             raise RequestError(_refusal(target, plan, steps, last.plan.prediction))
         last, description = _searched(subject, bound, target)
         steps = ()
@@ -212,9 +212,11 @@ def check_fits(found: Export, name: str) -> None:
     """Raise InfeasibleError, naming the plan, if the engine would run out of memory."""
     there = found.prediction
     if not found.fits:
+        again = _other_optimizer(found.target, found.plan)
+        advice = "Plan again" if again else "Leave out --nearest, or plan again"
         raise InfeasibleError(
-            f"{name}: as {found.target.name} runs it, it takes {found.change}; nothing was written. Leave out"
-            f" --nearest, or plan again with plan --for {found.target.name}",
+            f"{name}: as {found.target.name} runs it, it takes {found.change}; nothing was written. {advice} with plan"
+            f" --for {found.target.name}{again and f' {again}'}",
             needed=there.peak_bytes,
             missing=there.peak_bytes - there.capacity_bytes,
         )
@@ -275,12 +277,13 @@ def _close(plan: "Plan", there: "Prediction", way: Way) -> bool:
     )
 
 
-def searchable(target: "Target", machine: "Machine") -> bool:
-    """Whether plans can be searched in the space of an engine."""
+def searchable(target: "Target", plan: "Plan", machine: "Machine") -> bool:
+    """Whether plans for the training of a plan can be searched in the space of an engine."""
     from hardware_profiles import Cluster
     from planner.engines.spaces import SPACES
 
-    return target.name in SPACES and isinstance(machine, Cluster)
+    space = SPACES.get(target.name)
+    return space is not None and plan.training.optimizer in space.optimizers and isinstance(machine, Cluster)
 
 
 def _searched(subject: Subject, bound: "BoundPlan", target: "Target") -> "tuple[BoundPlan, Description]":
@@ -341,10 +344,21 @@ def hosts_of(machine: "Machine", per_node: int) -> "Iterator[Hosts]":
 
 
 def _refusal(target: "Target", plan: "Plan", steps: Sequence[Step], there: "Prediction") -> str:
+    again = _other_optimizer(target, plan)
+    fits = there.peak_bytes <= there.capacity_bytes
+    advice = "write that one with --nearest" if fits or not again else f"plan again with {again}"
     return (
         f"{target.name} cannot say {_listed(steps)}; the nearest plan that it can takes"
-        f" {change_words(plan.prediction, there)}: write that one with --nearest"
+        f" {change_words(plan.prediction, there)}: {advice}"
     )
+
+
+def _other_optimizer(target: "Target", plan: "Plan") -> str:
+    """The option that brings a plan into the space of an engine, where its optimizer keeps it out; else empty."""
+    from planner.engines.spaces import SPACES
+
+    known = SPACES[target.name].optimizers if target.name in SPACES else ()
+    return f"--optimizer {known[0]}" if known and plan.training.optimizer not in known else ""
 
 
 def _listed(steps: Sequence[Step]) -> str:

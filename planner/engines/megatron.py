@@ -1,10 +1,10 @@
 """What Megatron-LM core 0.16 can be told, NeMo and Megatron Bridge, which stand on it; see `planner.export.megatron`.
 
 Left out of the spaces, though the exporters write them: ZeRO 0, which needs more memory than the distributed optimizer
-and saves no time; Megatron-FSDP beside a pipeline; copies (HSDP) of states alone, or where a context alone shares out;
-attention by heads inside of a ring; recomputation of attention (`core_attn`), which keeps what it makes there and saves
-nothing with a fused kernel, of norms, and of several modules of MLA; norms that are whole beside tensor parallelism;
-buckets of gradients.
+and saves no time, and with it SGD, for which there is no distributed optimizer; Megatron-FSDP beside a pipeline; copies
+(HSDP) of states alone, or where a context alone shares out; attention by heads inside of a ring; recomputation of
+attention (`core_attn`), which keeps what it makes there and saves nothing with a fused kernel, of norms, and of several
+modules of MLA; norms that are whole beside tensor parallelism; buckets of gradients.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from dataclasses import replace
 from planner.engines.space import EngineSpace, Recomputed, Settings
 from planner.plan.layout.kept import Kept
 
-_OPTIMIZERS = ("adamw", "sgd")
+_OPTIMIZERS = ("adamw",)
 _PRECISIONS = ("bf16", "fp16", "fp32")
 
 MODULES: tuple[tuple[Recomputed, Kept], ...] = tuple(

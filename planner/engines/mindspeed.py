@@ -1,9 +1,9 @@
 """What MindSpeed and MindFormers can be told; see `mindspeed` and `mindformers` below `planner.export`.
 
-Left out of the spaces, though the exporters write them: ZeRO 0, ZeRO 2 and 3 beside a pipeline, copies of what ZeRO
-shares out; for MindSpeed stages whose first and last are of another size than the others; for
-MindFormers interleaved micro-batches, slices of the sequence, and beside experts contexts, selective recomputation, and
-experts that tensor parallel devices cut: those have a capacity there (MoEV2), and drop tokens.
+Left out of the spaces, though the exporters write them: ZeRO 0, and with it SGD of MindSpeed; ZeRO 2 and 3 beside a
+pipeline, copies of what ZeRO shares out; for MindSpeed stages whose first and last are of another size than the others;
+for MindFormers interleaved micro-batches, slices of the sequence, and beside experts contexts, selective recomputation,
+and experts that tensor parallel devices cut: those have a capacity there (MoEV2), and drop tokens.
 """
 
 from typing import TypedDict
@@ -29,7 +29,6 @@ MINDSPEED = EngineSpace(
             even=True,
         ),
     ),
-    optimizers=("adamw", "sgd"),
     precisions=("bf16", "fp16", "fp32"),
 )
 

@@ -9,6 +9,9 @@ from planner.plan.plan import SLICED, products_in
 from planner.plan.words import replica_words, table_words
 from planner.sharding.update import PLAIN, Update
 
+SGD_MOMENTUM = 0.9
+"""The momentum of SGD in plans, as in `runtime.OptimizerSettings`; torch.optim.SGD has none unless it is told."""
+
 UPDATED_ON_HOSTS = (
     "the engine updates offloaded states on the host's processors; priced as copied to the device for the update"
 )

@@ -3,7 +3,8 @@
     tensor, pipeline, context     --tensor-model-parallel-size, --pipeline-..., --context-parallel-size
     data                          the remaining degree of the launcher's devices
     ring, heads, both             --cp-comm-type p2p, a2a, a2a+p2p with --hierarchical-context-parallel-sizes HEADS RING
-    ZeRO 1                        --use-distributed-optimizer: states are cut; gradients are kept whole, and scattered
+    ZeRO 1                        --use-distributed-optimizer: states are cut; gradients are kept whole, and scattered;
+                                  with Adam alone, as ZeRO 2 and 3: SGD has ZeRO 0
     ZeRO 2, 3                     --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads, optim_grads_params
     HSDP                          --num-distributed-optimizer-instances replicas of everything that is sharded
     uneven stages                 --pipeline-model-parallel-layout, the content of every stage: Ett|ttt|ttL
@@ -78,19 +79,29 @@ def nearest_of(
     """
     common.refuse_other_training(description, "Megatron-LM", tuple(OPTIMIZERS))
     giving = Giving(description)
+    _give_up_shards_of_sgd(giving)
     common.give_up_schedules(giving, schedules)
     common.give_up_interleave(giving)
+    gathers = gathers if giving.description.zero else ()
     common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=False, takes_experts=True, gathers=gathers)
     _give_up_layouts(giving)
     _give_up_recomputation(giving)
     d = giving.description
     common.give_up_offload(giving, states=("host",) if d.zero and d.optimizer == "adamw" else ())
     narrow = () if description.precision == "fp32" else ("parameter",)
-    dtypes = (default_gradient_dtype(description), *narrow)
+    dtypes = (default_gradient_dtype(d), *narrow)
     moments = _moment_dtypes(giving.description) if aware else ("fp32",)
     buckets = not giving.description.in_a_v  # DualPipeV of MindSpeed refuses --overlap-grad-reduce
     common.give_up_updates(giving, buckets=buckets, gradient_dtypes=dtypes, moment_dtypes=moments)
     return tuple(giving.losses)
+
+
+def _give_up_shards_of_sgd(giving: Giving) -> None:
+    """Give up ZeRO beside SGD: the distributed optimizer, on which Megatron-FSDP is built, too, takes Adam alone
+    (megatron/core/optimizer/distrib_optimizer.py, core 0.12 to 0.20)."""
+    d = giving.description
+    if d.optimizer != "adamw" and d.zero:
+        giving.up("ZeRO", d.zero, "0: its distributed optimizer takes Adam alone", zero=0, replicas=1)
 
 
 def _moment_dtypes(d: Description) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from planner.export.architecture import Architecture, Latent, Routing, predicted_by
-from planner.export.description import Description, gradient_bytes
+from planner.export.description import Description, ExportError, gradient_bytes
 from planner.export.files.arguments import Option, lines_of, option
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
@@ -25,7 +25,7 @@ _PADDING = 128  # --make-vocab-size-divisible-by, at most
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`launch.sh`, with every argument."""
+    """`launch.sh`, with every argument. Raises ExportError, as `degree_options` does."""
     d = job.description
     fsdp = d.zero > 1
     exports = () if fsdp or d.tensor * d.context == 1 else (f"CUDA_DEVICE_MAX_CONNECTIONS={_connections(job)}",)
@@ -231,7 +231,16 @@ def fill_in(job: Job) -> Asked:
 
 
 def degree_options(d: Description) -> list[Option]:
-    """Degrees, that of experts included, and sequence parallelism."""
+    """Degrees, that of experts included, and sequence parallelism.
+
+    Raises ExportError for samples that do not divide over twice the devices of a context: each takes two pieces of a
+    sample, also with Ulysses (megatron/training/arguments.py: validate_args, core 0.12 to 0.20).
+    """
+    if d.context > 1 and (d.sequence_length or 0) % (2 * d.context):
+        raise ExportError(
+            f"Megatron-LM takes samples of a multiple of 2 x context = {2 * d.context} tokens, and the plan has"
+            f" {d.sequence_length}; plan again with another --seq-len or --context"
+        )
     found = [
         option("tensor-model-parallel-size", d.tensor),
         option("pipeline-model-parallel-size", d.pipeline),

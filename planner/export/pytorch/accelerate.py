@@ -192,6 +192,8 @@ def _script(job: Job) -> str:
         option("max_grad_norm", 0 if d.update.clip_norm is None else d.update.clip_norm),
         option("optim", OPTIMIZERS[d.optimizer]),
     ]
+    if d.optimizer == "sgd":
+        program.append(option("optim_args", f"momentum={common.SGD_MOMENTUM}"))
     if d.zero and d.micro_batches > 1:
         program.append(option("accelerator_config", SYNC_EACH_BATCH))
     if d.sequence_length is not None:

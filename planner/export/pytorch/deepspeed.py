@@ -43,6 +43,7 @@ from planner.export.unmodelled import unmodelled
 from planner.sharding.update import PLAIN, Update
 
 _OPTIMIZERS = {"adamw": "AdamW", "lamb": "Lamb", "sgd": "SGD"}
+_PARAMETERS = {"sgd": {"momentum": common.SGD_MOMENTUM}}
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _OFFLOADED: dict[Home, str] = {"host": "cpu", "disk": "nvme"}
 _PRICED = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
@@ -230,7 +231,7 @@ def _content(d: Description, overlapped: bool, a: Architecture | None) -> dict[s
         "train_micro_batch_size_per_gpu": d.micro_batch,
         "gradient_accumulation_steps": d.micro_batches,
         "gradient_clipping": 0.0 if d.update.clip_norm is None else d.update.clip_norm,
-        "optimizer": {"type": _OPTIMIZERS[d.optimizer], "params": {"lr": 1e-4}},
+        "optimizer": {"type": _OPTIMIZERS[d.optimizer], "params": {"lr": 1e-4, **_PARAMETERS.get(d.optimizer, {})}},
         "zero_optimization": _zero(d, overlapped, a),
     }
     if d.optimizer == "sgd" and found["zero_optimization"]["stage"]:

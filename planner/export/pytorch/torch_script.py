@@ -98,9 +98,12 @@ def write(job: Job) -> Mapping[str, str]:
     title = f"{job.model} on {d.devices} devices: {' x '.join(words)}."
     launch = torchrun_script(job, title, '"$(dirname "$0")/train.py"', ())
     start = "bash launch.sh --steps 10"
-    settings = _settings(d, a, length)
+    texts = {
+        "TITLE": in_docstring(title), "SETTINGS": _settings(d, a, length), "LAUNCH": start,
+        "MOMENTUM": f", momentum={common.SGD_MOMENTUM}" if d.optimizer == "sgd" else "",
+    }  # fmt: skip
     return {
-        "train.py": filled("train.py", TITLE=in_docstring(title), SETTINGS=settings, LAUNCH=start, **routers_of(a)),
+        "train.py": filled("train.py", **texts, **routers_of(a)),
         "model.py": model_of(job.model, a, d, length),
         "launch.sh": launch,
     }

@@ -146,6 +146,15 @@ def test_the_trainer_takes_the_argument() -> None:
 TENSOR = replace(PLAIN, zero=3, tensor=2, vocabulary_parallel=False, full=(80,), micro_batches=2)
 
 
+@pytest.mark.parametrize("engine", ["accelerate", "torch"])
+def test_sgd_has_the_momentum_that_is_planned(engine: str) -> None:
+    """torch.optim.SGD has none by default; transformers, trainer_optimizer.py: _get_sgd reads it from optim_args."""
+    said = {"accelerate": "--optim_args momentum=0.9", "torch": "lr=rate, momentum=0.9)"}[engine]
+    for optimizer, there in (("sgd", True), ("adamw", False)):
+        files = TARGETS[engine].write(job_of(replace(PLAIN, optimizer=optimizer), "llama70b"))
+        assert any(said in text for text in files.values()) == there
+
+
 def test_tensor_parallelism_is_that_of_transformers() -> None:
     """transformers shards a model with a `DistributedConfig` when it loads it, and Accelerate wraps nothing that is
     sharded (fsdp2_prepare_model): weights are gathered again, and the model recomputes by itself. Run with gloo on four

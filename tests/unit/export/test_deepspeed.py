@@ -172,6 +172,7 @@ def test_sgd_under_zero_is_allowed(zero: int, there: bool) -> None:
     update = PARAMETER if zero == 0 else PLAIN
     found = content(replace(ALONE, data=8, zero=zero, optimizer="sgd", update=update))
     assert found.get("zero_allow_untested_optimizer", False) == there
+    assert found["optimizer"] == {"type": "SGD", "params": {"lr": 1e-4, "momentum": 0.9}}, "torch's default is none"
     assert "zero_allow_untested_optimizer" not in content(replace(ALONE, data=8, zero=zero or 1))
 
 

@@ -7,18 +7,22 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from planner.api.exporting import check_fits
 from planner.engines.spaces import SPACES
-from planner.export.description import Description
+from planner.errors import InfeasibleError
+from planner.export.description import Description, ExportError
 from planner.export.launching import priced_only
 from planner.export.target import Facts, Job
 from planner.export.targets import TARGETS
 from planner.graph.fp8 import Fp8
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN
+from tests.refusals import refused
 from tests.unit.export.descriptions import facts_of, job_of
 from tests.unit.export.test_latent import architecture as latent_architecture
 
@@ -213,3 +217,42 @@ def test_experts_are_in_no_replicas_up_to_core_0_16(engine: str, kept: bool) -> 
         assert (found.replicas, found.expert, found.zero) == (2 if there else 1, expert, zero)
     space = SPACES[engine]
     assert {one.replicated_experts for one in space.settings if one.replicated} == {kept}
+
+
+@pytest.mark.parametrize("engine", ["megatron", "mindspeed", *RECIPES])
+@pytest.mark.parametrize("zero", [1, 3])
+def test_sgd_is_not_sharded(engine: str, zero: int) -> None:
+    """megatron/core/optimizer/distrib_optimizer.py, DistributedOptimizer.__init__: "Only Adam and HybridDeviceOptimizer
+    currently supported"."""
+    fp8 = Fp8(recipe="tensorwise", experts=True, gathered=zero == 3 and engine == "megatron")
+    wanted = replace(SHARDED, optimizer="sgd", zero=zero, replicas=2, expert=1, fp8=fp8)
+    losses = TARGETS[engine].nearest(wanted)
+    assert ("ZeRO", "0: its distributed optimizer takes Adam alone") in {(one.what, one.there) for one in losses}
+    found = nearest(engine, wanted)
+    assert (found.zero, found.replicas, found.fp8.gathered, found.update.gradient_dtype) == (0, 1, False, "mixed")
+    text = main(engine, wanted)
+    assert re.search(r"use[-_]distributed[-_]optimizer(?! = False)", text) is None
+    assert nearest(engine, replace(wanted, optimizer="adamw")).zero > 0
+    assert "sgd" not in SPACES[engine].optimizers, "which all have a distributed optimizer"
+
+
+@pytest.mark.parametrize("engine", ["megatron", "mindspeed", *RECIPES])
+def test_samples_divide_over_two_pieces_on_every_device_of_a_context(engine: str) -> None:
+    """validate_args: "seq-length should be a multiple of 2 * context-parallel-size", also for Ulysses."""
+    wanted = replace(SHARDED, data=2, heads=4, expert=1, zero=1)
+    main(engine, replace(wanted, sequence_length=4104))
+    with refused(ExportError, "2 x context = 8", 4100, "--seq-len"):
+        main(engine, replace(wanted, sequence_length=4100))
+
+
+@pytest.mark.parametrize(("optimizer", "words"), [
+    ("sgd", r"nothing was written\. Plan again with plan --for megatron --optimizer adamw$"),
+    ("adamw", r"Leave out --nearest, or plan again with plan --for megatron$"),
+])  # fmt: skip
+def test_a_plan_that_does_not_fit_there_is_told_an_optimizer_that_is_sharded(optimizer: str, words: str) -> None:
+    training, price = SimpleNamespace(optimizer=optimizer), SimpleNamespace(peak_bytes=9, capacity_bytes=8)
+    found: Any = SimpleNamespace(
+        target=TARGETS["megatron"], plan=SimpleNamespace(training=training), prediction=price, fits=False, change="9 B"
+    )
+    with pytest.raises(InfeasibleError, match=words):
+        check_fits(found, "plan.json")
