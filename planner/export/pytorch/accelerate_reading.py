@@ -6,6 +6,7 @@ axolotl, utils/schemas and core/trainers.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,10 @@ _PASSED_OVER = (
     "auto_wrap_policy", "state_dict_type", "cpu_ram_efficient_loading", "sync_module_states", "use_orig_params",
     "transformer_layer_cls_to_wrap", "backward_prefetch", "forward_prefetch",
 )  # fmt: skip
+
+
+_AXOLOTL_LENGTH = "512"
+"""Default of `sequence_len` (axolotl, utils/schemas/config.py, 002a637c)."""
 
 
 def read(text: str, facts: Facts) -> Reading:
@@ -131,11 +136,7 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
     content: dict[str, Any] = {
         "distributed_type": "FSDP" if sharded else "MULTI_GPU",
         "num_processes": facts.devices,
-        "mixed_precision": "bf16"
-        if given.get("bf16") in (True, "auto", "full")
-        else "fp16"
-        if given.get("fp16")
-        else "bf16",
+        "mixed_precision": _axolotl_precision(given),
     }
     if sharded:
         content["fsdp_config"] = {f"fsdp_{name}": value for name, value in inside.items()}
@@ -150,15 +151,23 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
     options: dict[str, tuple[str, ...]] = {
         theirs: (str(given[name]),) for name, theirs in names.items() if given.get(name) is not None
     }
-    options["optim"] = (
-        "adamw_torch" if re.match(r"(paged_)?adamw", str(given.get("optimizer", "adamw"))) else str(given["optimizer"]),
-    )
+    options.setdefault("block_size", (_AXOLOTL_LENGTH,))
+    optimizer = str(given.get("optimizer") or "adamw")
+    options["optim"] = ("adamw_torch" if re.match(r"(paged_)?adamw", optimizer) else optimizer,)
     if given.get("gradient_checkpointing"):
         options["gradient_checkpointing"] = ()
     if given.get("accelerator_config.gradient_accumulation_kwargs.sync_each_batch") is True:
         options["accelerator_config"] = (SYNC_EACH_BATCH,)
     reading = reading_of(Settings(content, "YAML"), Options(options), facts, settings, True)
     return replace(reading, description=_with_experts(reading.description, settings.degree("expert_parallel_size")))
+
+
+def _axolotl_precision(given: Mapping[str, Any]) -> str:
+    """The word of Accelerate for what axolotl computes in: bf16 unless the file says otherwise."""
+    bf16 = given.get("bf16", not given.get("fp16"))
+    if bf16 in (True, "auto", "full") or given.get("bfloat16"):
+        return "bf16"
+    return "fp16" if given.get("fp16") or given.get("float16") else "no"
 
 
 def _with_experts(description: Description, degree: int) -> Description:

@@ -215,7 +215,8 @@ def _of_deepspeed(
     content: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": steps,
-        "gradient_clipping": float(given.word("max_grad_norm") or 1.0),
+        "gradient_clipping": _clip_norm(given),
+        "optimizer": {"type": _of_deepspeed_optimizer(given)},
         "zero_optimization": {"stage": stage, "overlap_comm": True},
         "sequence_parallel_size": given.count("sequence_parallel_size") or 1,
     }
@@ -275,6 +276,20 @@ def _optimizer(given: _Given) -> str:
     """The optimizer, from the Trainer's words; its variants of AdamW differ in where states are."""
     word = given.word("optim") or "adamw_torch"
     return "adamw_torch" if re.match(r"(paged_)?adamw", word) else word
+
+
+def _of_deepspeed_optimizer(given: _Given) -> str:
+    """The optimizer in the words of DeepSpeed. Raises ExportError for one that plans are not read with."""
+    word, known = _optimizer(given), {"adamw_torch": "AdamW", "sgd": "SGD"}
+    if word not in known:
+        raise ExportError(f"--optim {word:.80}: plans are read with {', '.join(known)}; write one of them in the file")
+    return known[word]
+
+
+def _clip_norm(given: _Given) -> float:
+    """The norm to which gradients are clipped; the Trainer clips to 1 unless it is told."""
+    word = given.word("max_grad_norm")
+    return Options({"max_grad_norm": (word,)} if word else {}).number("max_grad_norm", 1.0)
 
 
 def _mattering(given: _Given) -> list[tuple[str, Any]]:

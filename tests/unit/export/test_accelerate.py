@@ -193,3 +193,32 @@ def test_models_without_a_plan_are_those_of_the_zoo() -> None:
         assert {name for name in ZOO if name.startswith(start)} <= without
     for kind in ("llama", "mistral", "gemma", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v2"):
         assert [name for name in auto.for_model(kind).base_model_tp_plan if "attn" in name]
+
+
+AXOLOTL = "base_model: meta-llama/Llama-2-70b\nmicro_batch_size: 2\nfsdp_version: 2\nfsdp_config:\n  version: 2\n"
+
+
+@pytest.mark.parametrize(("added", "precision"), [
+    ("", "bf16"), ("bf16: auto\n", "bf16"), ("bf16: false\n", "fp32"), ("bf16: false\nfp16: false\n", "fp32"),
+    ("bf16: false\nbfloat16: true\n", "bf16"),
+])  # fmt: skip
+def test_axolotl_computes_in_fp32_where_16_bits_are_off(added: str, precision: str) -> None:
+    found = ACCELERATE.read(AXOLOTL + added, replace(FACTS, devices=8)).description
+    assert (found.precision, found.sequence_length) == (precision, 512)
+    with refused(ExportError, "mixed_precision", "fp16"):
+        ACCELERATE.read(f"{AXOLOTL}fp16: true\n", replace(FACTS, devices=8))
+
+
+TRAINER = "deepspeed --num_gpus 8 train.py --deepspeed ds_z2.json --per_device_train_batch_size 1 --bf16 "
+
+
+def test_the_trainer_s_optimizer_is_that_of_deepspeed() -> None:
+    def read(added: str) -> Description:
+        return TARGETS["deepspeed"].read(TRAINER + added, FACTS).description
+
+    assert [read(added).optimizer for added in ("", "--optim sgd", "--optim adamw_8bit")] == ["adamw", "sgd", "adamw"]
+    assert [read(f"--max_grad_norm {norm}").update.clip_norm for norm in ("0.3", "0")] == [0.3, None]
+    with refused(ExportError, "--optim", "adafactor"):
+        read("--optim adafactor")
+    with refused(ExportError, "--max_grad_norm", "$CLIP"):
+        read("--max_grad_norm $CLIP")
