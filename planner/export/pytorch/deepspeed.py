@@ -432,8 +432,10 @@ def _read_experts(settings: Settings) -> int:
 
 
 def _enabled(settings: Settings, word: str) -> bool:
-    """Whether a precision is on; bf16 is if the file leaves that to the program."""
-    where = f"{word}.enabled"
+    """Whether a precision is on; bf16 is if the file leaves that to the program, and has an older name
+    (runtime/precision_config.py: get_bfloat16_config)."""
+    old = word == "bf16" and not settings.below("bf16") and settings.below("bfloat16")
+    where = f"{'bfloat16' if old else word}.enabled"
     return word == "bf16" if settings.value(where) == "auto" else settings.truth(where)
 
 

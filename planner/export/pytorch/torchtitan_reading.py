@@ -101,6 +101,9 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
     return Settings(sections, "Python"), recipe.names
 
 
+_OPTIMIZERS = ("Adam", "AdamW")
+"""Source: torchtitan/components/optimizer.py (build_optimizers); those of other trees have others."""
+
 _IN_TOKENS = ("training.max_context_length", "training.num_tokens_per_microbatch_per_dp_rank",
               "training.num_tokens_per_train_step", "parallelism.num_pp_microbatches")  # fmt: skip
 _LENGTH, _TOKENS = 2048, 16384
@@ -135,6 +138,7 @@ def _compiles(settings: Settings) -> bool:
 def _read(settings: Settings, facts: Facts, later: bool) -> tuple[Description, list[str]]:
     """The description in settings, and notes on it; `later` says whether the version is one without TOML."""
     _check_model(settings, facts.architecture)
+    settings.word("optimizer.name", "AdamW", _OPTIMIZERS)
     tensor, pipeline, context = (
         settings.degree(f"parallelism.{name}_parallel_degree") for name in ("tensor", "pipeline", "context")
     )

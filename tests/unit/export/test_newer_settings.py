@@ -247,3 +247,21 @@ def test_other_forms_of_mindformers_are_refused(section: str, words: str) -> Non
     """Their degrees would be read as 1: branch br_feature_llm_trainer of MindFormers, configs; its manual of 2.0."""
     with refused(ExportError, words, "write parallel_config"):
         TARGETS["mindformers"].read(f"use_parallel: true\n{section}\nrecompute_config:\n  recompute: true\n", FACTS)
+
+
+@pytest.mark.parametrize(("section", "precision"), [
+    ({"bfloat16": {"enabled": True}}, "bf16"), ({"bfloat16": {"enabled": False}}, "fp32"),
+    ({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, "fp32"), ({"bfloat16": {"enabled": "auto"}}, "bf16"),
+])  # fmt: skip
+def test_deepspeed_reads_the_older_name_of_bf16_where_the_newer_is_absent(
+    section: dict[str, Any], precision: str
+) -> None:
+    text = json.dumps({"train_batch_size": 8, **section})
+    assert TARGETS["deepspeed"].read(text, FACTS).description.precision == precision
+
+
+def test_optimizers_that_torchtitan_has_not_are_refused() -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nname = "{}"\n'
+    assert TARGETS["torchtitan"].read(text.format("Adam"), FACTS).description.optimizer == "adamw"
+    with refused(ExportError, "optimizer.name", "SGD", "AdamW"):
+        TARGETS["torchtitan"].read(text.format("SGD"), FACTS)
