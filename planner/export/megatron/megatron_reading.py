@@ -20,6 +20,7 @@ from planner.export.files.arguments import Options, options_in
 from planner.export.files.settings import size_of
 from planner.export.files.yaml_files import parse_yaml
 from planner.export.megatron.launchers import launched, with_dashes
+from planner.export.megatron.megatron_refusals import GROUP, check_taken
 from planner.export.megatron.megatron_stages import in_a_v, layers_of_stages
 from planner.export.megatron.megatron_writing import (
     FP8_GATHERED,
@@ -296,8 +297,18 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         states_at=_read_offload(options),
         sequence_length=options.size("seq-length") or facts.sequence_length,
     )
+    check_taken(options, description)
+    notes += _group_notes(options, description)
     description = common.normalised(description)
     return replace(description, update=_read_update(options, description)), notes
+
+
+def _group_notes(options: Options, d: Description) -> list[str]:
+    """A note on larger groups of micro-batches that virtual stages take in turn."""
+    group = options.degree(GROUP, d.pipeline)
+    if d.virtual_stages == 1 or d.pipeline == 1 or group == d.pipeline:
+        return []
+    return [f"--{GROUP} {group}: priced with groups of {d.pipeline}, so memory is more than this"]
 
 
 def _refuse_weight_shards(options: Options) -> None:

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 
 from planner.export.architecture import Architecture, Latent, Routing, predicted_by
-from planner.export.description import Description, ExportError, gradient_bytes
+from planner.export.description import Description, gradient_bytes
 from planner.export.files.arguments import Option, lines_of, option
+from planner.export.megatron.megatron_refusals import check_samples
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.plan.layout.parts import PARTS
@@ -217,9 +218,15 @@ def _experts(a: Architecture) -> list[Option]:
     if experts.dense_layers:
         sparse = a.layers - experts.dense_layers
         found.append(option("moe-layer-freq", f"([0]*{experts.dense_layers}+[1]*{sparse})"))
-    if not a.normalised or a.routing is not None:
+    if not a.normalised or a.routing is not None or _chooses_one(a):
         found.append(option("moe-router-pre-softmax"))
     return found
+
+
+def _chooses_one(a: Architecture) -> bool:
+    """Whether each token takes one expert. A softmax over its score alone would be 1, with a gradient of 0, which
+    Megatron-LM refuses (megatron/core/transformer/transformer_config.py: TransformerConfig.__post_init__)."""
+    return a.experts is not None and a.experts.chosen == 1
 
 
 def fill_in(job: Job) -> Asked:
@@ -231,16 +238,8 @@ def fill_in(job: Job) -> Asked:
 
 
 def degree_options(d: Description) -> list[Option]:
-    """Degrees, that of experts included, and sequence parallelism.
-
-    Raises ExportError for samples that do not divide over twice the devices of a context: each takes two pieces of a
-    sample, also with Ulysses (megatron/training/arguments.py: validate_args, core 0.12 to 0.20).
-    """
-    if d.context > 1 and (d.sequence_length or 0) % (2 * d.context):
-        raise ExportError(
-            f"Megatron-LM takes samples of a multiple of 2 x context = {2 * d.context} tokens, and the plan has"
-            f" {d.sequence_length}; plan again with another --seq-len or --context"
-        )
+    """Degrees, that of experts included, and sequence parallelism. Raises ExportError, as `check_samples` does."""
+    check_samples(d)
     found = [
         option("tensor-model-parallel-size", d.tensor),
         option("pipeline-model-parallel-size", d.pipeline),

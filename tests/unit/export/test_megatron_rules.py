@@ -245,6 +245,58 @@ def test_samples_divide_over_two_pieces_on_every_device_of_a_context(engine: str
         main(engine, replace(wanted, sequence_length=4100))
 
 
+def read_from(arguments: str) -> Description:
+    text = f"pretrain_gpt.py --bf16 --micro-batch-size 1 {arguments}"
+    return TARGETS["megatron"].read(text, Facts(layers=32, devices=8, architecture=None)).description
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("--context-parallel-size 8 --seq-length 4104 --global-batch-size 1", ("2 x context = 16", 4104)),
+    ("--optimizer sgd --use-distributed-optimizer", ("--optimizer sgd", "--use-distributed-optimizer", "Adam")),
+    ("--optimizer sgd --use-megatron-fsdp", ("--optimizer sgd", "--use-megatron-fsdp")),
+])  # fmt: skip
+def test_what_megatron_itself_refuses_is_refused(arguments: str, words: tuple[object, ...]) -> None:
+    with refused(ExportError, *words):
+        read_from(arguments)
+
+
+ROUNDS = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2"
+GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("--global-batch-size 20", (10, "groups of 4")),
+    ("--global-batch-size 4", (2, "groups of 4")),
+    (f"{GROUP} 5 --global-batch-size 16", (8, f"{GROUP} 5")),  # 5 and 3
+    (f"{GROUP} 3 --global-batch-size 24", (12, f"{GROUP} 3")),
+    (f"{GROUP} 5 --global-batch-size 30", (15, f"{GROUP} 5", "groups of 4")),  # Megatron-LM takes it, a plan does not
+])  # fmt: skip
+def test_virtual_stages_take_micro_batches_in_groups(arguments: str, words: tuple[object, ...]) -> None:
+    """megatron/core/pipeline_parallel/schedules.py: forward_backward_pipelining_with_interleaving."""
+    with refused(ExportError, "--global-batch-size", *words):
+        read_from(f"{ROUNDS} {arguments}")
+
+
+@pytest.mark.parametrize(("said", "noted"), [("", False), (f"{GROUP} 4", False), (f"{GROUP} 8", True)])
+def test_larger_groups_of_micro_batches_are_noted(said: str, noted: bool) -> None:
+    text = f"pretrain_gpt.py --bf16 --micro-batch-size 1 --global-batch-size 16 {ROUNDS} {said}"
+    reading = TARGETS["megatron"].read(text, Facts(layers=32, devices=8, architecture=None))
+    assert bool([note for note in reading.notes if note.startswith(f"{GROUP} 8: priced with groups of 4")]) == noted
+    assert not reading.unread
+
+
+@pytest.mark.parametrize("engine", ["megatron", "mindspeed", *RECIPES])
+@pytest.mark.parametrize(("chosen", "told"), [(1, True), (8, False)])
+def test_a_router_that_takes_one_expert_takes_its_softmax_before(engine: str, chosen: int, told: bool) -> None:
+    """TransformerConfig.__post_init__: "Please use --moe-router-pre-softmax when topk is 1"."""
+    job = job_of(nearest(engine, replace(SHARDED, zero=1)), MODEL)
+    assert job.architecture is not None
+    assert job.architecture.experts is not None
+    experts = replace(job.architecture.experts, chosen=chosen)
+    files = TARGETS[engine].write(replace(job, architecture=replace(job.architecture, experts=experts)))
+    assert bool(re.search("moe[-_]router[-_]pre[-_]softmax", files[TARGETS[engine].main])) == told
+
+
 @pytest.mark.parametrize(("optimizer", "words"), [
     ("sgd", r"nothing was written\. Plan again with plan --for megatron --optimizer adamw$"),
     ("adamw", r"Leave out --nearest, or plan again with plan --for megatron$"),

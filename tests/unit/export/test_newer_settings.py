@@ -91,6 +91,7 @@ def test_what_no_plan_has_is_said(added: str, words: str) -> None:
 def test_virtual_stages_beside_other_first_and_last_ones_are_read() -> None:
     """core/transformer/transformer_block.py: get_num_layers_to_build divides the layers of a rank by its stages."""
     said = "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 6 --decoder-last-pipeline-num-layers 6"
+    said += " --global-batch-size 16"
     assert described(f"{said} --num-virtual-stages-per-pipeline-rank 2").layers == (3, 5, 5, 3) * 2
     with refused(ExportError, "--num-virtual-stages-per-pipeline-rank 4", "6 layers of a rank"):
         described(f"{said} --num-virtual-stages-per-pipeline-rank 4")
@@ -212,6 +213,7 @@ def mindspeed(arguments: str) -> Reading:
 def test_recomputed_layers_of_a_rank_are_those_of_its_stages_in_turn(count: int, full: tuple[int, ...]) -> None:
     """Ascend/MindSpeed at 028de58c, mindspeed/core/transformer/transformer_block.py."""
     said = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 8 --recompute-granularity full"
+    said += " --global-batch-size 16"
     said += f" --recompute-method block --recompute-num-layers {count}"
     assert mindspeed(f"{said} --enable-recompute-layers-per-pp-rank").description.full == full
     assert mindspeed(said).description.full == (min(count, 8),) * 4

@@ -303,7 +303,7 @@ def test_layouts_of_deepseek_are_those_of_megatron_bridge() -> None:
     """A layout that is given, or one for the ranks and stages that its table knows."""
     recipe = (
         "def pretrain_recipe():\n    cfg = base()\n    cfg.model.pipeline_model_parallel_size = {}\n"
-        "    cfg.model.virtual_pipeline_model_parallel_size = {}\n"
+        "    cfg.model.virtual_pipeline_model_parallel_size = {}\n    cfg.train.global_batch_size = 8\n"
         "    set_deepseek_v3_pipeline_model_parallel_layout(cfg.model{})\n    return cfg\n"
     )
     for ranks, virtual, given, stages in (
