@@ -47,11 +47,13 @@ TORCHTITAN = EngineSpace(
     settings=(
         Settings(
             zero=(2, 3), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",),
-            fixed=(("pipeline", 1),), over_context=True, selective_experts=False, shards=2, replicated=True,
+            samples_by="context and tensor", fixed=(("pipeline", 1),), over_context=True, selective_experts=False,
+            shards=2, replicated=True,
         ),
         Settings(
             zero=(1,), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",),
-            over_context=True, selective_experts=False, shards=2, piped=True, filled=True,
+            samples_by="context and tensor", over_context=True, selective_experts=False, shards=2, piped=True,
+            filled=True,
         ),
     ),
     precisions=("bf16", "fp32"),

@@ -20,10 +20,10 @@ MODULES: tuple[tuple[Recomputed, Kept], ...] = tuple(
 )
 """Modules that all blocks of a model compute again (--recompute-modules)."""
 
-_STATES = Settings(zero=(1,), recomputed=("equal",), selective=MODULES, context=("heads", "ring"))
+_STATES = Settings(zero=(1,), recomputed=("equal",), selective=MODULES, context=("heads", "ring"), samples_by="context")
 _FSDP = Settings(
-    zero=(2, 3), recomputed=("equal",), selective=MODULES, context=("heads", "ring"), fixed=(("pipeline", 1),),
-    replicated=True, replicated_experts=False,
+    zero=(2, 3), recomputed=("equal",), selective=MODULES, context=("heads", "ring"), samples_by="context",
+    fixed=(("pipeline", 1),), replicated=True, replicated_experts=False,
 )  # fmt: skip
 _SETTINGS = (_STATES, _FSDP)
 """The distributed optimizer, with everything; Megatron-FSDP without a pipeline.

@@ -26,6 +26,7 @@ MINDSPEED = EngineSpace(
             recomputed=("equal",),
             selective=(*MODULES, ("all", _ACTIVATIONS)),
             context=("heads", "ring"),
+            samples_by="context",
             even=True,
         ),
     ),

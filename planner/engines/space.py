@@ -20,7 +20,17 @@ from planner.sharding.update import BLOCK, PLAIN, Update
 Recomputed = Literal["none", "all", "equal", "any"]
 """Blocks that are recomputed: none, all, equally many of every stage (or all that it has), any number of each."""
 
+SamplesBy = Literal["nothing", "context", "context and tensor"]
+
 NARROW = ("bf16", "fp16")
+
+
+def sample_step(by: SamplesBy, context: int, tensor: int) -> int:
+    """The number of which the tokens of a sample must be a multiple: twice the devices of a context, where there is
+    one, or always twice those of context and tensor parallelism."""
+    if by == "context and tensor":
+        return 2 * context * tensor
+    return 2 * context if by == "context" and context > 1 else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,7 @@ class Settings:
             what they keep.
         context: ways to split attention among the devices of a context: "heads", "ring", "hybrid"; none where it has
             no context parallelism.
+        samples_by: what the tokens of a sample must divide over (`sample_step`).
         zigzag: whether rings cut sequences in zigzag order.
         sequence_parallel: whether norms are cut along the sequence, where there is tensor parallelism.
         vocabulary: whether the embedding and the head are cut along the vocabulary, where there is.
@@ -57,6 +68,7 @@ class Settings:
     recomputed: tuple[Recomputed, ...]
     selective: tuple[tuple[Recomputed, Kept], ...] = ()
     context: tuple[str, ...] = ()
+    samples_by: SamplesBy = "nothing"
     zigzag: bool = True
     sequence_parallel: bool = True
     vocabulary: bool = True

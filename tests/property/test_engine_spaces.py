@@ -1,6 +1,7 @@
 """Whatever lies in the space of an engine is written without a loss, read back as it was, and fits where it was said to
 fit."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -60,6 +61,27 @@ def configurations(engine: str, model: str = MODEL) -> tuple[Configuration, ...]
 def test_configurations_come_in_one_order(engine: str) -> None:
     found = configurations(engine)
     assert len({configuration.tie for configuration in found}) == len(found)
+
+
+@pytest.mark.cases(2, 8)
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "mindspeed", "nemo", "megatron-bridge", "deepspeed"])
+def test_samples_divide_as_an_engine_cuts_them(engine: str) -> None:
+    """Megatron-LM, megatron/training/arguments.py, validate_args: a multiple of 2 x context; torchtitan,
+    distributed/parallel_dims.py, seq_len_divisor: of 2 x context x tensor. 36 tokens divide over 4 devices alone."""
+    space, length = SPACES[engine], 36
+    asked, built = request_for(engine), build_model(MODEL, dtype="bfloat16", sequence_length=length)
+    graph = trace(built.module, built.args, built.kwargs)
+    request = replace(asked, graph=graph, batch=built.batch, model=replace(asked.model, sequence_length=length))
+    found = all_configurations(engine_of(within(space, request))[0])
+    degrees = {(math.prod(one.context), dict(zip(one.roles, one.mesh, strict=True)).get("tensor", 1)) for one in found}
+    steps = {"deepspeed": lambda context, _: context, "torchtitan": lambda context, tensor: 2 * context * tensor}
+    step = steps.get(engine, lambda context, _: 2 * context if context > 1 else 1)
+    assert degrees
+    assert {length % step(*pair) for pair in degrees} == {0}
+    assert ((4, 1) in degrees) == (engine == "deepspeed")
+    if engine != "deepspeed":
+        with refused(RequestError, f"--for {engine}", "context 4", length, 40):
+            within(space, replace(request, pinned=Pinned(context=4)))
 
 
 @pytest.mark.cases(2)

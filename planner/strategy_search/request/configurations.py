@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import get_args
 
 from costmodels import FORWARD
+from planner.engines.space import sample_step
 from planner.limits import checked
 from planner.nearest import divisors
 from planner.plan.plan import INTERLEAVED
 from planner.plan.schedule_checks import PASSES
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
-from planner.strategy_search.request.attention_degrees import attention_fault, heads_of, key_heads_of
+from planner.strategy_search.request.attention_degrees import attention_fault, heads_of, key_heads_of, length_of
 from planner.strategy_search.request.space import Configuration, Pattern, Pinned, Role
 from planner.strategy_search.request.template import Template
 
@@ -125,12 +126,17 @@ def decided_apart(configuration: Configuration, pinned: Pinned) -> Pinned:
 
 
 def _fits_pattern(attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tuple[int, ...], pinned: Pinned) -> bool:
-    """Whether enough devices take part in ZeRO sharding, and heads divide evenly over all devices that split them."""
+    """Whether enough devices take part in ZeRO sharding, heads divide evenly over all devices that split them, and
+    sequences as the engine cuts them."""
     if pinned.pattern is None:
         return True
     degrees = dict(zip(roles, mesh, strict=False))
     by_heads = degrees.get("tensor", 1) * degrees.get("context", 1)
     whole = all(heads_of(rule) % by_heads == 0 and key_heads_of(rule) % by_heads == 0 for rule in attention)
+    step = sample_step(
+        pinned.pattern.samples_by, degrees.get("ring", 1) * degrees.get("context", 1), degrees.get("tensor", 1)
+    )
+    whole &= all(length_of(rule) % step == 0 for rule in attention)
     shards = math.prod(size for role, size in degrees.items() if role not in ("tensor", "replica"))
     if "replica" in degrees and degrees.keys().isdisjoint(
         ("data", "nodes", "expert")

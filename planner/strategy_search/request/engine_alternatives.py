@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from planner.engines.space import EngineSpace, Recomputed, Settings
@@ -24,7 +24,9 @@ def alternatives(space: EngineSpace, request: SearchRequest, asked: Pinned, expe
     """The alternatives of all settings of an engine that agree with what was `asked`. `experts`: the possible
     expert-parallel degrees (`expert_degrees`)."""
     devices, kinds, turns = request.cluster.devices, _kinds(request), _has_causal_ring(request)
-    every = (_alternatives(settings, asked, experts, devices, kinds, turns=turns) for settings in space.settings)
+    tokens = request.model.sequence_length is not None
+    rows = space.settings if tokens else [replace(one, samples_by="nothing") for one in space.settings]
+    every = (_alternatives(settings, asked, experts, devices, kinds, turns=turns) for settings in rows)
     return list(dict.fromkeys(itertools.chain.from_iterable(every)))  # some rows of settings differ in experts only
 
 
@@ -119,6 +121,7 @@ def _alternatives(
                 filled=settings.filled,
                 divided=settings.even,
                 kept=kept,
+                samples_by=settings.samples_by,
                 over_context=settings.over_context,
             ),
         }

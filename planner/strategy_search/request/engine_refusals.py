@@ -1,8 +1,9 @@
 """Requests for a plan of a training engine that are refused: they ask for what the engine has no setting for."""
 
 from hardware_profiles import Cluster
-from planner.engines.space import NARROW, EngineSpace
+from planner.engines.space import NARROW, EngineSpace, sample_step
 from planner.errors import RequestError
+from planner.nearest import multiples, nearest_words
 from planner.sharding.update import DEFAULT, PLAIN
 from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.padded_batch import nearest_batches
@@ -89,6 +90,7 @@ def _check_decisions(space: EngineSpace, request: SearchRequest) -> None:
     for name in ("mesh", "offload", "slices", "interleave", "tensor_overlap", "never_kept", "ulysses", "zigzag"):
         if getattr(pinned, name) not in (getattr(FREE, name), 1, NOTHING):
             raise RequestError(f"{where}: {name} is no part of what is searched for {space.title}; leave it out")
+    _check_samples(space, request)
     if pinned.expert_overlap:
         raise RequestError(f"{where}: expert_overlap is no part of what is searched for {space.title}; leave it out")
     if pinned.replicas not in (None, 1) and not any(settings.replicated for settings in space.settings):
@@ -97,6 +99,20 @@ def _check_decisions(space: EngineSpace, request: SearchRequest) -> None:
     if pinned.schedule not in (None, "1f1b", "interleaved_1f1b") or (pinned.recompute == "selective" and not selective):
         given = pinned.schedule if pinned.recompute != "selective" else "selective recomputation"
         raise RequestError(f"{where}: {given} is no part of what is searched for {space.title}; leave it out")
+
+
+def _check_samples(space: EngineSpace, request: SearchRequest) -> None:
+    """Raise RequestError for samples that do not divide over the degrees that were decided as the engine cuts them."""
+    degrees = {"context": request.pinned.context or 1, "tensor": request.pinned.tensor or 1}
+    step = min(sample_step(settings.samples_by, **degrees) for settings in space.settings)
+    length = request.model.sequence_length
+    if length is not None and length % step:
+        words = "".join(f" x {name} {degree}" for name, degree in degrees.items() if degree > 1)
+        near = nearest_words(length, multiples(length, step))
+        raise RequestError(
+            f"--for {space.name}: {space.title} cuts samples into {step} equal pieces (2{words}), and {length} tokens"
+            f" do not divide; of the length {near}"
+        )
 
 
 def _check_update(space: EngineSpace, request: SearchRequest) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodels import FORWARD, SCHEDULES
+from planner.engines.space import SamplesBy
 from planner.errors import RequestError
 from planner.plan.layout.kept import NOTHING_KEPT, Kept
 from planner.strategy_search.request.offload import Offload
@@ -42,6 +43,7 @@ class Pattern:
         divided: whether the number of ranks must divide the number of blocks.
         selective: whether recomputed blocks may keep the results of some operators.
         kept: the operators whose results all recomputed blocks keep; None if they keep none.
+        samples_by: what sequences must divide over (`planner.engines.space.sample_step`).
         over_context: whether experts that are cut over more than tensor-parallel devices must be cut over a whole
             context.
     """
@@ -56,6 +58,7 @@ class Pattern:
     divided: bool = False
     selective: bool = False
     kept: Kept | None = None
+    samples_by: SamplesBy = "nothing"
     over_context: bool = False
 
     def runs(self, blocks: int, pipeline: int, micro_batches: int) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from planner.api import engine_best
 from planner.export.architecture import architecture_of
-from planner.export.description import Description
+from planner.export.description import Description, ExportError
 from planner.export.pytorch.torchtitan_registry import FILE, LAUNCH
 from planner.export.pytorch.torchtitan_writing import OPERATORS
 from planner.export.target import Facts, Job
@@ -17,6 +17,7 @@ from planner.export.targets import TARGETS
 from planner.graph.fp8 import Fp8
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN
+from tests.refusals import refused
 
 TORCHTITAN = TARGETS["torchtitan"]
 WIDE = replace(PLAIN, gradient_dtype="fp32")
@@ -156,3 +157,11 @@ def test_keys_go_round_a_ring_in_torchtitan_0_2_2() -> None:
                 assert attention._cp_options.rotate_method is attention._RotateMethod.ALL_TO_ALL
             finally:
                 attention._cp_options.rotate_method = before
+
+
+def test_samples_divide_over_twice_context_and_tensor() -> None:
+    """torchtitan 0.2.2, models/llama3/infra/parallelize.py: seq_len % parallel_dims.seq_len_divisor."""
+    cut = replace(ONE, tensor=4, sequence_parallel=True)
+    written("llama8b", replace(cut, sequence_length=4104))
+    with refused(ExportError, "2 x context x tensor = 8", 4100):
+        written("llama8b", replace(cut, sequence_length=4100))
