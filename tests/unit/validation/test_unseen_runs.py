@@ -52,7 +52,7 @@ def test_none_of_them_is_among_the_published_runs(bench: ModuleType) -> None:
     text = gzip.decompress((DATA / "published_runs.csv.gz").read_bytes()).decode()
     published = list(csv.DictReader(io.StringIO(text)))
     names = [run["id"] for run in bench.unseen()]
-    assert len(names) == len(set(names)) == 1337
+    assert len(names) == len(set(names)) == 1382
     assert not set(names) & {row["id"] for row in published}
     assert not {run["source"] for run in bench.unseen()} & {row["source"] for row in published}
 
@@ -104,6 +104,7 @@ def test_the_page_has_every_known_source() -> None:
         "b65df403",
         "f7e15403",
         "10ea39a8",
+        "41045f45",
     ],
 )
 def test_the_page_of_findings_says_how_each_draw_was_predicted(bench: ModuleType, commit: str) -> None:
