@@ -9,6 +9,7 @@ _OFF = frozenset(
 _FEWER_BITS = "optimizer states in fewer bits: priced in fp32, so memory is less than this"
 _ADAPTED = "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"
 _PAGED = "optimizer states move to host memory where a device is full: priced as on the device"
+_ACTIVATIONS = "activations in host memory: priced as on the device"
 _MATTERS: tuple[tuple[str, str], ...] = (
     (r"fp8|mixed-precision: fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
      "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
@@ -22,7 +23,11 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "experts are computed on the processors of the host: priced on the device, so memory is less than this"),
     (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading|cpu-offloading(-num-layers)?"
      r"|swap-attention|swap-layer-input|smart-swap",
-     "activations in host memory: priced as on the device"),
+     _ACTIVATIONS),
+    (r"layer-offloading",
+     "weights of blocks in host memory: priced as on the device, so memory is less than this and a step takes longer"),
+    (r"selective-checkpointing",
+     "recomputed blocks keep the results of attention: priced as whole blocks, so memory is more than this"),
     (r"rl|reward-model|process-reward-model|perform-rl-step",
      "training on preferences or rewards, with further models or generated text: priced as training on tokens alone,"
      " so a step takes longer than this"),
@@ -81,6 +86,8 @@ def unmodelled(settings: Iterable[tuple[str, object]]) -> tuple[str, ...]:
             continue
         if last in ("optimizer", "optim") and re.search(r"[48]bit", str(value)):
             found.setdefault(_FEWER_BITS, []).append(name)
+        if last == "gradient-checkpointing" and str(value).startswith("offload"):
+            found.setdefault(_ACTIVATIONS, []).append(name)
         if last in ("optimizer", "optim") and str(value).startswith("paged"):
             found.setdefault(_PAGED, []).append(name)
         for pattern, words in _MATTERS:

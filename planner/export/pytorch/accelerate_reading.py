@@ -96,7 +96,9 @@ def _read_deepspeed(settings: Settings, facts: Facts) -> Reading:
             f"distributed_type: DEEPSPEED; import the file that deepspeed_config_file names{named}, from deepspeed"
         )
     devices = facts.devices or settings.integer("num_processes", 0) or None
-    words = {"bf16": settings.value("mixed_precision") == "bf16", "fp16": settings.value("mixed_precision") == "fp16"}
+    said = settings.word("mixed_precision", "no", ("no", "bf16", "fp16", "fp8"))
+    in_fp8 = said == "fp8"  # bf16 but for linear layers, which is not priced (`unmodelled`)
+    words = {word: said == word or (in_fp8 and word == "bf16") for word in ("bf16", "fp16")}
     content: dict[str, Any] = {
         "zero_optimization": {"stage": inside["zero_stage"]},
         "gradient_accumulation_steps": inside.get("gradient_accumulation_steps", 1),
@@ -106,7 +108,7 @@ def _read_deepspeed(settings: Settings, facts: Facts) -> Reading:
     if "gradient_clipping" in inside:
         content["gradient_clipping"] = inside["gradient_clipping"]
     reading = deepspeed.reading_of(Settings(content, "YAML"), replace(facts, devices=devices))
-    return replace(reading, unmodelled=unmodelled(settings.all), unread=())
+    return replace(reading, unmodelled=unmodelled((*settings.all, ("mixed_precision: fp8", in_fp8))), unread=())
 
 
 def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
@@ -152,6 +154,7 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
         theirs: (str(given[name]),) for name, theirs in names.items() if given.get(name) is not None
     }
     options.setdefault("block_size", (_AXOLOTL_LENGTH,))
+    notes = _batch_notes(settings)
     optimizer = str(given.get("optimizer") or "adamw")
     options["optim"] = ("adamw_torch" if re.match(r"(paged_)?adamw", optimizer) else optimizer,)
     if given.get("gradient_checkpointing"):
@@ -159,7 +162,24 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
     if given.get("accelerator_config.gradient_accumulation_kwargs.sync_each_batch") is True:
         options["accelerator_config"] = (SYNC_EACH_BATCH,)
     reading = reading_of(Settings(content, "YAML"), Options(options), facts, settings, True)
-    return replace(reading, description=_with_experts(reading.description, settings.degree("expert_parallel_size")))
+    description = _with_experts(reading.description, settings.degree("expert_parallel_size"))
+    return replace(reading, description=description, notes=(*reading.notes, *notes))
+
+
+def _batch_notes(settings: Settings) -> list[str]:
+    """A note on `batch_size`, from which axolotl makes no accumulation: its steps are 1 unless they are given, before
+    it is looked at (utils/schemas/training.py: HyperparametersConfig; utils/config: normalize_config)."""
+    if not settings.has("batch_size"):
+        return []
+    wanted, micro = settings.degree("batch_size"), settings.degree("micro_batch_size")
+    if settings.has("gradient_accumulation_steps"):
+        raise ExportError("batch_size and gradient_accumulation_steps: axolotl takes one of them; leave one out")
+    if wanted == micro:
+        return []
+    return [
+        f"batch_size: {wanted}: axolotl accumulates nothing for it; priced with micro-batches of {micro}, one a step"
+        f" (gradient_accumulation_steps: {wanted // micro or 1} says otherwise)"
+    ]
 
 
 def _axolotl_precision(given: Mapping[str, Any]) -> str:

@@ -53,6 +53,9 @@ _WEIGHTS = 3  # the ZeRO stage that shards weights
 _SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types", "expert_parallel")
 _AUTO_EP = "Mixtral, Qwen3 with experts, DeepSeek-V2 and V3"
 """Models of transformers with experts that AutoEP knows, among those that can be planned."""
+_CLIPPED = 1.0
+"""Norm to which gradients are clipped unless a file says otherwise: from 0.19.3 on, up to then to none (runtime/
+constants.py: GRADIENT_CLIPPING_DEFAULT). Accelerate and transformers' Trainer put it in the place of "auto"."""
 _BUFFER = 100_000_000
 """Default of `offload_param.buffer_size`: the most elements of a weight that a device reads from its disk."""
 
@@ -358,6 +361,16 @@ def reading_of(settings: Settings, facts: Facts) -> Reading:
         notes.append("overlap_comm is off: reductions are priced as overlapped in part, so a step may take longer")
     if _autocast(settings):
         notes.append(_CAST)
+    word = _narrow(settings)
+    if word and _switch(settings, word) == "auto":
+        notes.append(f"{word}.enabled is auto: the program decides, and it is priced in {word}")
+    if settings.value("zero_optimization.reduce_scatter") is False and description.zero in (1, 2):
+        notes.append("reduce_scatter is off: gradients are priced as scattered, so a step takes longer than this")
+    share = settings.number("zero_optimization.offload_optimizer.ratio", 1.0)
+    if share < 1 and description.zero == _WEIGHTS and description.states_at != "device":
+        notes.append(
+            f"offload_optimizer.ratio: {share:g}: all states are priced on the host, so memory is more than this"
+        )
     refused = [key for key in _REMOVED if settings.value(key) is not None or settings.below(key)]
     if refused:
         notes.append(f"DeepSpeed 0.19.8 refuses {', '.join(refused)}: older versions take them")
@@ -394,7 +407,7 @@ def _read(settings: Settings, facts: Facts) -> Description:
     layers = stages_of(facts.layers, pipeline)
     interval = settings.integer("pipeline.activation_checkpoint_interval", 0)
     recomputed = interval > 0 or settings.integer("activation_checkpointing.number_checkpoints", 0) > 0
-    precision = next((word for word in ("bf16", "fp16") if _enabled(settings, word)), _autocast(settings) or "fp32")
+    precision = _narrow(settings) or _autocast(settings) or "fp32"
     zero = _stage(settings)
     expert = _read_experts(settings)
     none = (0,) * pipeline
@@ -415,7 +428,7 @@ def _read(settings: Settings, facts: Facts) -> Description:
         precision=precision,
         optimizer=_read_optimizer(settings),
         states_at=_read_home(settings, "optimizer"),
-        weights_at=_read_home(settings, "param"),
+        weights_at=_read_home(settings, "param") if zero == _WEIGHTS else "device",  # other stages ignore it
         sequence_length=facts.own_length,
     )
 
@@ -431,12 +444,17 @@ def _read_experts(settings: Settings) -> int:
     return settings.degree(f"{where}.autoep_size")
 
 
-def _enabled(settings: Settings, word: str) -> bool:
-    """Whether a precision is on; bf16 is if the file leaves that to the program, and has an older name
-    (runtime/precision_config.py: get_bfloat16_config)."""
+def _narrow(settings: Settings) -> str:
+    """The dtype of 16 bits that is switched on; if none is, the first one that is left to the program; else empty."""
+    switches = {word: _switch(settings, word) for word in ("bf16", "fp16")}
+    return next((word for wanted in (True, "auto") for word, said in switches.items() if said == wanted), "")
+
+
+def _switch(settings: Settings, word: str) -> bool | str:
+    """Whether a dtype is on, or "auto". bf16 has an older name (runtime/precision_config.py: get_bfloat16_config)."""
     old = word == "bf16" and not settings.below("bf16") and settings.below("bfloat16")
     where = f"{'bfloat16' if old else word}.enabled"
-    return word == "bf16" if settings.value(where) == "auto" else settings.truth(where)
+    return "auto" if settings.value(where) == "auto" else settings.truth(where)
 
 
 def _autocast(settings: Settings) -> str:
@@ -458,6 +476,13 @@ def _read_replicas(settings: Settings, data: int) -> int:
 
 
 def _stage(settings: Settings) -> int:
+    """The stage of ZeRO; an older form of the section is true, for stage 1, or false (runtime/zero/config.py:
+    get_zero_config)."""
+    old = settings.value("zero_optimization")
+    if isinstance(old, bool):
+        return int(old)
+    if old not in (None, {}):
+        raise ExportError(f'zero_optimization: {old!r:.80} is no section; write {{"stage": 1}}, for example')
     stage = settings.integer("zero_optimization.stage", 0)
     if not 0 <= stage <= 3:
         raise ExportError(f"zero_optimization.stage: {stage}; there are 0 to 3")
@@ -529,13 +554,9 @@ def _read_optimizer(settings: Settings) -> str:
 
 
 def _read_update(settings: Settings, d: Description) -> Update:
-    clip = settings.value("gradient_clipping")
-    clip = 0.0 if clip in (None, "auto") else settings.number("gradient_clipping", 0.0)
-    own = (
-        "fp32"
-        if _autocast(settings) and not any(_enabled(settings, word) for word in ("bf16", "fp16"))
-        else d.precision
-    )
+    auto = settings.value("gradient_clipping") == "auto"
+    clip = _CLIPPED if auto else settings.number("gradient_clipping", _CLIPPED)
+    own = "fp32" if _autocast(settings) and not _narrow(settings) else d.precision
     sums = settings.word("data_types.grad_accum_dtype", own)
     messages = settings.word("communication_data_type", d.precision)
     if d.precision == "fp32":

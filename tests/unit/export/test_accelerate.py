@@ -222,3 +222,31 @@ def test_the_trainer_s_optimizer_is_that_of_deepspeed() -> None:
         read("--optim adafactor")
     with refused(ExportError, "--max_grad_norm", "$CLIP"):
         read("--max_grad_norm $CLIP")
+
+
+@pytest.mark.parametrize(("said", "precision", "remark"), [("fp8", "bf16", True), ("bf16", "bf16", False)])
+def test_fp8_under_deepspeed_is_bf16_but_for_linear_layers(said: str, precision: str, remark: bool) -> None:
+    text = f"distributed_type: DEEPSPEED\nmixed_precision: {said}\ndeepspeed_config:\n  zero_stage: 2\n"
+    found = ACCELERATE.read(text, replace(FACTS, devices=8))
+    assert (found.description.precision, found.description.update.clip_norm) == (precision, 1.0)
+    assert bool([line for line in found.unmodelled if "products in 8 bits" in line]) == remark
+
+
+def test_a_batch_size_of_axolotl_accumulates_nothing() -> None:
+    """axolotl 067b021c, utils/schemas/training.py: gradient_accumulation_steps is 1 before normalize_config looks."""
+    facts = replace(FACTS, devices=8)
+    found = ACCELERATE.read(f"{AXOLOTL}batch_size: 8\n", facts)
+    assert (found.description.micro_batch, found.description.micro_batches) == (2, 1)
+    assert [note for note in found.notes if "batch_size: 8" in note and "gradient_accumulation_steps: 4" in note]
+    assert not [note for note in ACCELERATE.read(f"{AXOLOTL}batch_size: 2\n", facts).notes if "accumulates" in note]
+    with refused(ExportError, "batch_size", "gradient_accumulation_steps"):
+        ACCELERATE.read(f"{AXOLOTL}batch_size: 8\ngradient_accumulation_steps: 4\n", facts)
+
+
+@pytest.mark.parametrize(("setting", "words"), [
+    ("gradient_checkpointing: offload", "activations in host memory"), ("layer_offloading: true", "weights of blocks"),
+    ("gradient_checkpointing: true\nselective_checkpointing: true", "results of attention"),
+])  # fmt: skip
+def test_what_axolotl_keeps_elsewhere_is_said_to_have_no_price(setting: str, words: str) -> None:
+    found = ACCELERATE.read(f"{AXOLOTL}{setting}\n", replace(FACTS, devices=8))
+    assert [line for line in found.unmodelled if words in line]

@@ -10,7 +10,7 @@ import pytest
 
 from planner.export.description import Description, ExportError
 from planner.export.launching import priced_only
-from planner.export.target import Job
+from planner.export.target import Facts, Job, Reading
 from planner.export.targets import TARGETS
 from planner.sharding.update import PLAIN
 from tests.refusals import refused
@@ -208,3 +208,55 @@ def test_keys_that_newer_versions_refuse_are_named(key: str) -> None:
     text = json.dumps({"train_batch_size": 8, outer: {inner or "enabled": -1 if inner else False}})
     notes = DEEPSPEED.read(text, replace(facts_of(ALONE, "llama8b"), devices=8)).notes
     assert [note for note in notes if note.startswith(f"DeepSpeed 0.19.8 refuses {key}")]
+
+
+def read(settings: dict[str, Any]) -> Reading:
+    text = json.dumps({"train_batch_size": 8, **settings})
+    return DEEPSPEED.read(text, Facts(layers=32, devices=8, architecture=None))
+
+
+@pytest.mark.parametrize(("settings", "norm"), [
+    ({}, 1.0), ({"gradient_clipping": "auto"}, 1.0), ({"gradient_clipping": 0.5}, 0.5), ({"gradient_clipping": 0}, None),
+])  # fmt: skip
+def test_gradients_are_clipped_to_1_unless_a_file_says_more(settings: dict[str, Any], norm: float | None) -> None:
+    """deepspeed/runtime/constants.py, 0.19.3 and later: GRADIENT_CLIPPING_DEFAULT. Accelerate (_prepare_deepspeed) and
+    transformers' Trainer (max_grad_norm) have the same in the place of "auto"."""
+    assert read(settings).description.update.clip_norm == norm
+
+
+@pytest.mark.parametrize(("section", "stage"), [(True, 1), (False, 0), ({}, 0), ({"stage": 2}, 2)])
+def test_the_older_form_of_zero_is_read(section: object, stage: int) -> None:
+    """deepspeed/runtime/zero/config.py: read_zero_config_deprecated."""
+    assert read({"zero_optimization": section}).description.zero == stage
+
+
+@pytest.mark.parametrize("section", [2, "auto", [1]])
+def test_zero_that_is_no_section_is_refused(section: object) -> None:
+    with refused(ExportError, "zero_optimization", str(section)):
+        read({"zero_optimization": section})
+
+
+@pytest.mark.parametrize(("settings", "precision"), [
+    ({"fp16": {"enabled": "auto"}}, "fp16"), ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, "bf16"),
+    ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": True}}, "fp16"), ({"fp16": {"enabled": False}}, "fp32"),
+])  # fmt: skip
+def test_a_dtype_that_is_left_to_the_program_is_noted(settings: dict[str, Any], precision: str) -> None:
+    found = read(settings)
+    assert found.description.precision == precision
+    left = settings.get(precision, {}).get("enabled") == "auto"
+    assert [note for note in found.notes if "enabled is auto" in note] == (
+        [f"{precision}.enabled is auto: the program decides, and it is priced in {precision}"] if left else []
+    )
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_weights_are_on_the_host_under_zero_3_alone(stage: int) -> None:
+    found = read({"zero_optimization": {"stage": stage, "offload_param": {"device": "cpu"}}})
+    assert found.description.weights_at == ("host" if stage == 3 else "device")
+
+
+def test_partial_offload_and_reductions_of_whole_gradients_are_noted() -> None:
+    offload = {"device": "cpu", "ratio": 0.3}
+    notes = " ".join(read({"zero_optimization": {"stage": 3, "offload_optimizer": offload}}).notes)
+    assert "offload_optimizer.ratio: 0.3" in notes
+    assert "reduce_scatter is off" in " ".join(read({"zero_optimization": {"stage": 2, "reduce_scatter": False}}).notes)
