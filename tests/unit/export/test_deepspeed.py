@@ -216,7 +216,8 @@ def read(settings: dict[str, Any]) -> Reading:
 
 
 @pytest.mark.parametrize(("settings", "norm"), [
-    ({}, 1.0), ({"gradient_clipping": "auto"}, 1.0), ({"gradient_clipping": 0.5}, 0.5), ({"gradient_clipping": 0}, None),
+    ({}, 1.0), ({"gradient_clipping": "auto"}, 1.0), ({"gradient_clipping": 0.5}, 0.5),
+    ({"gradient_clipping": 0}, None),
 ])  # fmt: skip
 def test_gradients_are_clipped_to_1_unless_a_file_says_more(settings: dict[str, Any], norm: float | None) -> None:
     """deepspeed/runtime/constants.py, 0.19.3 and later: GRADIENT_CLIPPING_DEFAULT. Accelerate (_prepare_deepspeed) and
