@@ -222,6 +222,20 @@ def check_fits(found: Export, name: str) -> None:
         )
 
 
+def check_own_fit(plan: "Plan", engine: str, name: str) -> None:
+    """Raise InfeasibleError, naming the plan, if an engine that takes it unchanged would run out of memory."""
+    from planner.report.units import bytes_text
+
+    needed, there = plan.prediction.peak_bytes, plan.prediction.capacity_bytes
+    if needed > there:
+        raise InfeasibleError(
+            f"{name}: {engine} takes it as it is, and it needs {bytes_text(needed)} per device, more than the"
+            f" {bytes_text(there)} there are; nothing was written. Plan again",
+            needed=needed,
+            missing=needed - there,
+        )
+
+
 def _nearest(
     subject: Subject, bound: "BoundPlan", target: "Target"
 ) -> "tuple[tuple[Step, ...], BoundPlan, Description]":

@@ -369,7 +369,7 @@ def export(
     from dataclasses import asdict
 
     from planner.api.exported_folders import MARKER
-    from planner.api.exporting import Way, check_fits, export_of, operators_of
+    from planner.api.exporting import Way, check_fits, check_own_fit, export_of, operators_of
     from planner.api.folders import write_folder
     from planner.export.launching import folder_files
     from planner.export.targets import OPERATOR_TARGETS
@@ -378,6 +378,7 @@ def export(
     found, into = loaded(plan), None if folder is None else file_path("folder", folder)
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
     if engine in OPERATOR_TARGETS:
+        check_own_fit(found, engine, found.model.reference)
         files, content = operators_of(found, OPERATOR_TARGETS[engine], graph, batch)
         if into is not None:
             write_folder(into, files, MARKER, content)

@@ -304,6 +304,13 @@ def test_what_was_exported_is_imported(plan: planner.Plan, engine: str, tmp_path
     assert found.plan.training.global_batch == plan.training.global_batch
 
 
+def test_a_plan_that_does_not_fit_is_not_exported_for_operators(plan: planner.Plan, tmp_path: Path) -> None:
+    large = replace(plan, prediction=replace(plan.prediction, peak_bytes=plan.prediction.capacity_bytes * 2))
+    with refused(InfeasibleError, "mindspore", plan.model.reference, "nothing was written"):
+        planner.export(large, "mindspore", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_import_refuses_what_it_does_not_take(plan: planner.Plan, tmp_path: Path) -> None:
     planner.export(plan, "torchtitan", tmp_path / "titan", nearest=True)
     with refused(RequestError, "global_batch", "micro_batches"):

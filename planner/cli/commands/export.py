@@ -9,7 +9,7 @@ import typer
 
 from planner.api.carrying import target_named
 from planner.api.exported_folders import MARKER
-from planner.api.exporting import Export, Way, check_fits, export_of, operators_of
+from planner.api.exporting import Export, Way, check_fits, check_own_fit, export_of, operators_of
 from planner.api.folders import write_folder
 from planner.api.texts import text_of
 from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
@@ -67,7 +67,7 @@ def export(
     torchtitan.
 
     If the engine cannot express the plan, the best plan for the engine is searched, as with plan --for. A plan that
-    does not fit is never written; for mindspore, which takes strategies of operators alone, that is not checked.
+    does not fit is never written.
 
         plan export llama70b-64.json --to megatron -o run
         plan export llama70b-64.json --to torchtitan -o run --nearest
@@ -79,6 +79,7 @@ def export(
 
         limit = [] if tolerance is None else [f"--tolerance {tolerance}"]
         strange = [*(["--nearest"] if nearest else []), *limit, *([] if onto is None else [f"--onto {onto}"])]
+        strange += [] if hardware is None else [f"--hardware {hardware}"]
         if to in OPERATOR_TARGETS and strange:
             raise RequestError(
                 f"{', '.join(strange)}: {to} takes strategies of operators and nothing else; leave it out"
@@ -113,6 +114,7 @@ def _export_operators(
     from planner.strategy_search.request.offload import KINDS, offload_of
 
     plan = load_plan(plan_file)
+    check_own_fit(plan, target.name, str(plan_file))
     with naming(plan_file):
         model = traced_again(plan, given)
         files, content = operators_of(plan, target, model.graph, model.batch)

@@ -97,6 +97,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("estimate", ("--model NAME",)),
     ("--devices 4 show good.json", ("--devices", "plan show --devices")),
     ("export good.json --to mindspore -o out --nearest", ("--nearest", "mindspore", "leave it out")),
+    ("export good.json --to mindspore -o out --hardware cpu", ("--hardware cpu", "mindspore", "leave it out")),
     ("export good.json --to megatron -o out --nearest --tolerance 5%", ("--tolerance 5%", "--nearest")),
     ("compare --model llama-tiny --devices 2 --trace trace.json", ("--trace", "plan compare PLAN")),
     ("compare good.json run.json --engines megatron --clock cpu", ("a record", "--clock cpu", "plan compare PLAN")),
