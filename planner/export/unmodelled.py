@@ -10,6 +10,7 @@ _FEWER_BITS = "optimizer states in fewer bits: priced in fp32, so memory is less
 _ADAPTED = "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"
 _PAGED = "optimizer states move to host memory where a device is full: priced as on the device"
 _ACTIVATIONS = "activations in host memory: priced as on the device"
+UNFUSED = "attention keeps its scores in memory: priced as one kernel, so memory is more than this"
 _MATTERS: tuple[tuple[str, str], ...] = (
     (r"fp8|mixed-precision: fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
      "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
@@ -22,7 +23,7 @@ _MATTERS: tuple[tuple[str, str], ...] = (
     (r"use-kt",
      "experts are computed on the processors of the host: priced on the device, so memory is less than this"),
     (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading|cpu-offloading(-num-layers)?"
-     r"|swap-attention|swap-layer-input|smart-swap",
+     r"|swap-attention|swap-layer-input|smart-swap|swap-config\.swap",
      _ACTIVATIONS),
     (r"layer-offloading",
      "weights of blocks in host memory: priced as on the device, so memory is less than this and a step takes longer"),

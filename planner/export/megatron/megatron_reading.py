@@ -32,7 +32,7 @@ from planner.export.megatron.megatron_writing import (
     model_options,
 )
 from planner.export.target import Facts, Reading
-from planner.export.unmodelled import unmodelled
+from planner.export.unmodelled import UNFUSED, unmodelled
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.layout.kept import Kept
@@ -231,11 +231,10 @@ def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
         (f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name not in known
     ]
     several = [f"--{name} {word}" for name, words in _UNFUSED.items() if (word := options.word(name)) in words]
-    return (*unmodelled(given), *(f"{said}: {_SCORES}" for said in several))
+    return (*unmodelled(given), *(f"{said}: {UNFUSED}" for said in several))
 
 
 _UNFUSED = {"attention-backend": ("unfused", "local"), "transformer-impl": ("local",)}
-_SCORES = "attention keeps its scores in memory: priced as one kernel, so memory is more than this"
 
 
 def read_run(options: Options) -> None:

@@ -117,7 +117,11 @@ FSDP = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:"
             '{"train_batch_size":1,"train_micro_batch_size_per_gpu":2}',
             "train_batch_size: 1 is less than the 2 samples of one device",
         ),
-        ("mindformers", "recompute_config: {recompute: -3}", "recompute_config.recompute: -3 layers; write 0 or more"),
+        (
+            "mindformers",
+            "recompute_config: {recompute: [-3]}",
+            "recompute_config.recompute: -3 layers; write 0 or more",
+        ),
         ("mindformers", "recompute_config: {recompute: [-3]}", "recompute_config.recompute: -3 layers"),
         ("mindformers", "recompute_config: {select_recompute: [-3]}", "recompute_config.select_recompute: -3 layers"),
         ("mindformers", "model: {model_config: {seq_length: -5}}", "model.model_config.seq_length: -5"),
