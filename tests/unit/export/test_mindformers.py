@@ -198,9 +198,9 @@ def test_data_parallel_mode_has_no_other_degrees() -> None:
     d = found.description
     assert (d.data, d.tensor, d.pipeline, d.micro_batch, d.micro_batches) == (8, 1, 1, 2, 1)
     assert [note for note in found.notes if "parallel_mode 0" in note]
-    with refused(ExportError, "parallel_mode", "--devices"):
+    with refused(ExportError, "parallel.parallel_mode", "--devices"):
         read(settings, FACTS)
-    with refused(ExportError, "parallel_mode", 3):
+    with refused(ExportError, "parallel.parallel_mode", 3):
         read({**settings, "parallel": {"parallel_mode": 3}}, FACTS)
     notes = read({**settings, "parallel": {"parallel_mode": "auto_parallel"}}, FACTS).notes
     assert [note for note in notes if "MindSpore may change strategies" in note]
