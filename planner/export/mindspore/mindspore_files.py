@@ -59,7 +59,9 @@ class Item:
 class Row:
     """The layout of a parameter, see `mindspore.py`.
 
-    `map` has for each dim the axes that cut it, the outermost first. `shape` is None if the file has none.
+    `map` has for each dim the axes that cut it, the outermost first. `shape` is None if the file has none. A `size` of
+    -1 with a `step` is all devices that hold the same piece of the weight: MindSpore writes what
+    `optimizer_weight_shard_size` says, whose default this is (ops_info/operator_info.cc: CreateGroupForOptShard).
     """
 
     name: str
@@ -68,6 +70,32 @@ class Row:
     shape: tuple[int, ...] | None
     size: int
     step: int
+
+    @property
+    def sharing(self) -> tuple[tuple[int, int], ...]:
+        """Devices that share out the states beyond the weight: distances and numbers, the nearest first. Raises
+        ExportError if the devices that hold the same piece do not divide into groups of so many."""
+        cut = {len(self.matrix) - 1 - axis for axes in self.map for axis in axes}
+        free = [(math.prod(self.matrix[at + 1 :]), count) for at, count in enumerate(self.matrix) if at not in cut][
+            ::-1
+        ]
+        all_of_them = math.prod(count for _, count in free)
+        left = all_of_them if self.size < 0 < self.step else max(self.size, 1)
+        begins = [stride for stride, _ in free].index(self.step) if (self.step in dict(free)) else 0
+        found = list[tuple[int, int]]()
+        for stride, count in free[begins:]:
+            part = math.gcd(left, count)
+            if part > 1:
+                found.append((stride, part))
+                left //= part
+            if part < count:
+                break
+        if left > 1:
+            raise ExportError(
+                f"{self.name}: opt_weight_shard_size {self.size}: {all_of_them} devices hold the same piece of the"
+                " weight, which are no such groups"
+            )
+        return tuple(found)
 
 
 def parsed(file: bytes) -> tuple[tuple[Item, ...], tuple[Row, ...]]:
@@ -229,7 +257,7 @@ def _row(name: str, content: dict[str, Any]) -> Row:
     size, step = content.get("opt_weight_shard_size", 0), content.get("opt_weight_shard_step", 0)
     if not all(type(n) is int for n in (size, step)):
         raise ExportError(f"{name}: opt_weight_shard_size and opt_weight_shard_step are numbers")
-    return Row(name=name, matrix=matrix, map=tensor_map, shape=shape, size=max(size, 0), step=max(step, 0))
+    return Row(name=name, matrix=matrix, map=tensor_map, shape=shape, size=size, step=max(step, 0))
 
 
 def _is_count(value: object) -> bool:

@@ -89,7 +89,8 @@ def _mesh(items: Sequence[Item], rows: Sequence[Row], pipeline: int, devices: in
         totals, found = {devices // pipeline}, [_cut_sizes(item.cuts) for item in items]
         matrices = [sizes for sizes in found if math.prod(sizes) == devices // pipeline]
     total = next(iter(totals))
-    strides = sorted({1, total, *(math.prod(m[at:]) for m in matrices for at in range(len(m)))})
+    ends = {end for row in rows for stride, count in row.sharing for end in (stride, stride * count)}
+    strides = sorted({1, total, *ends, *(math.prod(m[at:]) for m in matrices for at in range(len(m)))})
     for low, high in pairwise(strides):
         if high % low:
             words = " and ".join(sorted({"x".join(map(str, m)) for m in matrices}))
@@ -183,7 +184,7 @@ class _Found:
         row = self.rows[name]
         dims = row.map[::-1] if self._lies_turned(name, False) else row.map
         placed, layout = {len(row.matrix) - 1 - axis: dim for dim, axes in enumerate(dims) for axis in axes}, []
-        sharing = self._between(row.step, row.step * row.size) if row.size > 1 else frozenset[int]()
+        sharing = {axis for low, count in row.sharing for axis in self._between(low, low * count)}
         for axis in range(len(self.mesh)):
             stride = math.prod(self.mesh[axis + 1 :])
             theirs = next(at for at in range(len(row.matrix)) if math.prod(row.matrix[at + 1 :]) <= stride)

@@ -344,3 +344,32 @@ def test_a_dim_that_axes_apart_cut_comes_back() -> None:
     assert written["parallel_layout_item"]["w1"] == row
     with refused(ExportError, "its shape is 4x256x4096, that of the model's w1 is 1024x4096: another model"):
         read(asked, text.replace("[2, 512, 4096]", "[4, 256, 4096]"))
+
+
+@pytest.mark.parametrize(("matrix", "cut", "size", "step", "mesh", "states"), [
+    ([4, 2], 0, -1, 2, (4, 2), (True, True)), ([4, 2], 0, -1, 0, (4, 2), (False, True)),
+    ([4, 2], 0, 0, 0, (4, 2), (False, True)), ([8], -1, 4, 1, (2, 4), (False, True)),
+    ([8], -1, -1, 1, (8,), (True,)), ([2, 2, 2], 1, 4, 1, (2, 2, 2), (True, True, True)),
+    ([2, 2, 2], 1, 2, 1, (2, 2, 2), (False, True, True)), ([2, 2, 2], 1, -1, 1, (2, 2, 2), (True, True, True)),
+    ([2, 4], -1, 2, 4, (2, 4), (True, False)), ([2, 2, 2], -1, 4, 1, (2, 2, 2), (False, True, True)),
+])  # fmt: skip
+def test_states_are_shared_out_as_mindspore_writes_it(
+    matrix: list[int], cut: int, size: int, step: int, mesh: tuple[int, ...], states: tuple[bool, ...]
+) -> None:
+    """mindspore/ccsrc, parallel/ops_info/operator_info.cc, CreateGroupForOptShard: the size is that of
+    `optimizer_weight_shard_size`, -1 by default, for all devices with the same piece of a weight; a group is of the
+    nearest ones; the step is the mean distance of all of them."""
+    row = {"dev_matrix": matrix, "field": 0, "opt_weight_shard_size": size, "opt_weight_shard_step": step,
+           "tensor_map": [cut, -1], "tensor_shape": [1024, 4096]}  # fmt: skip
+    text = json.dumps({"current_stage": 0, "parallel_layout_item": {"w1": row}, "parallel_strategy_item": {}})
+    reading = read(subject_of(Net(False), 4, 1024), text)
+    assert (reading.mesh, reading.parameters["w1"][1]) == (mesh, states)
+
+
+@pytest.mark.parametrize("size", [3, 16])
+def test_groups_that_no_devices_make_are_refused(size: int) -> None:
+    row = {"dev_matrix": [8], "field": 0, "opt_weight_shard_size": size, "opt_weight_shard_step": 1,
+           "tensor_map": [-1, -1], "tensor_shape": [1024, 4096]}  # fmt: skip
+    text = json.dumps({"current_stage": 0, "parallel_layout_item": {"w1": row}, "parallel_strategy_item": {}})
+    with refused(ExportError, "w1", f"opt_weight_shard_size {size}", 8):
+        read(subject_of(Net(False), 4, 1024), text)
