@@ -133,6 +133,8 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         ),
         soft_wrap=True,
     )
+    if about := simulated_text(best.seconds, best.bounded, fastest=answer.result.simpler is None):
+        console.print(about, soft_wrap=True)
     if answer.result.placements:
         console.print(placements_text(answer.result.placements), soft_wrap=True)
     if answer.request.pinned.offload is None and offload_of(answer.result.plan).stores:
@@ -144,8 +146,6 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     if (simpler := answer.result.simpler) is not None:
         counts = len(simpler.decisions), len(simpler.fastest_decisions)
         console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)
-    if about := simulated_text(best.seconds, best.bounded, fastest=answer.result.simpler is None):
-        console.print(about, soft_wrap=True)
     here = (answer.request.global_batch, answer.request.cluster.devices)
     for near in answer.result.neighbours:
         there = (near.global_batch, near.devices)

@@ -16,7 +16,7 @@ SPACES = {"time": "in the search space", "memory": "within this memory", "cost":
 
 _ASSUMED = {
     "1f1b": "under 1F1B with exposed stage transfers",
-    "forward": "at the pace of its slowest stage with exposed stage transfers",
+    "forward": "at the pace of the slowest stage with exposed stage transfers",
     "in order": "with micro-batches one after the other",
     "offload": "with exposed offload",
 }
@@ -51,19 +51,19 @@ def proof_text(
     apart: tuple[str, float] | None = None,
 ) -> str:
     """The proof about the plans `where`: none is faster, or one could be faster by a gap at most. A step may do better
-    than what is `assumed`; then the sentence begins with that, and compares what plans take so with the step of the
+    than what is `assumed`; then the sentence ends with that, and compares what plans take so with the step of the
     plan. A plan with three or four mesh axes, unequal virtual stages or ring attention is not `covered`: the proof is
     then about the plans around which it was found. Plans with their own lower bound are in a second sentence (`apart`,
     `SearchResult.apart`)."""
     where = where if covered else f"{where}, {_COVERED},"
-    under = f"{' and '.join(_ASSUMED[one] for one in assumed)}, " if assumed else ""
+    under = f", if steps are counted {' and '.join(_ASSUMED[one] for one in assumed)}" if assumed else ""
     if status == "optimal":
-        return f"Proved optimal: {under}no plan {where} is faster"
+        return f"Proved optimal: no plan {where} is faster{under}"
     if apart is None or apart[1] >= gap:
-        return f"Proved: {under}no plan {where} is {_faster(gap)}"
+        return f"Proved: no plan {where} is {_faster(gap)}{under}"
     others, like, counted = _APART[apart[0]]
     by = f" (bound: {counted})" if counted else ""
-    return f"Proved: {under}no plan {where} {others} is {_faster(apart[1])};\nno plan {like} is {_faster(gap)}{by}"
+    return f"Proved: no plan {where} {others} is {_faster(apart[1])}{under};\nno plan {like} is {_faster(gap)}{by}"
 
 
 def _faster(gap: float) -> str:
@@ -104,16 +104,16 @@ def without_fp8_text(recipe: str) -> str:
 
 
 def simulated_text(step: float, bounded: float, *, fastest: bool = True) -> str:
-    """How much shorter the simulated step of a plan is than what its proof assumes, and why the plan was chosen if it
-    is the `fastest`; empty if it is no shorter."""
+    """How much shorter the simulated step of a plan is than the step that its proof counts, and whether the plan is the
+    `fastest` of those that were simulated; empty if it is no shorter."""
     change = 1 - step / bounded
     if change < _LEAST_SHOWN / 100:
         return ""
-    own = (
-        f"Simulated, a step can be shorter: that of this plan is {seconds_text(step)}, {percent_text(change)} less than"
-        f" under these assumptions ({seconds_text(bounded)})"
+    least = ", the shortest step that was simulated" if fastest else ""
+    return (
+        f"Counted so, this plan takes {seconds_text(bounded)}. Simulated with its own schedule and overlaps, it takes"
+        f" {seconds_text(step)} ({percent_text(change)} less){least}. No bound says what other plans gain so"
     )
-    return f"{own}. Of the best plans under them, it has the shortest simulated step" if fastest else own
 
 
 def simpler_text(slower: float, decisions: int, fastest: int) -> str:
