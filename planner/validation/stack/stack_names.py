@@ -34,9 +34,10 @@ _NEMO = rf"nemo|{BRIDGE}"
 
 _LOOP = (
     r"\b(?:py)?torch\b(?!\.compile)[^;,]*\b(?:ddp|data[- ]parallel)|\bddp\b|distributeddataparallel|\bplain pytorch\b"
+    r"|(?:^|[;,])\s*pytorch(?:\s+v?\d[\w.+]*)?\s*(?=[;,]|$)"
 )
-"""Words for a training loop in plain PyTorch. If it is compiled, its chains are kernels of inductor, as under compiled
-FSDP, and not of Megatron."""
+"""Words for a training loop in plain PyTorch, with "PyTorch 2.8" as a flag of its own among them. If it is compiled,
+its chains are kernels of inductor, as under compiled FSDP, and not of Megatron."""
 
 _NVIDIA_KERNELS = "2024"
 """Date before which NeMo used the Megatron-LM kernels of its time, and overlapped no communication unless told to."""

@@ -46,6 +46,10 @@ from tests.unit.validation.runs import BRIDGE, EXPERTS, machine
         (3, {"other_flags": "DeepSpeed ZeRO-3, not FSDP"}, "deepspeed-zero3"),
         (0, {"source": "DeepSpeed beside DDP", "other_flags": "Hugging Face transformers; DDP, native AMP"}, "fsdp"),
         (1, {"source": "DeepSpeed beside DDP", "other_flags": "DeepSpeed ZeRO-1 instead of DDP"}, "deepspeed"),
+        (0, {"other_flags": "PyTorch; torch.compile; fused AdamW", "compile": "True"}, "fsdp-compiled"),
+        (0, {"other_flags": "fused AdamW; PyTorch 2.8.0, bf16 autocast", "compile": "True"}, "fsdp-compiled"),
+        (0, {"other_flags": "in-house framework in PyTorch; 1F1B", "compile": "True", "date": "2024"}, "megatron"),
+        (0, {"other_flags": "Megatron-LM; PyTorch 2.8", "compile": "True", "date": "2025"}, "megatron"),
     ],
 )
 def test_stacks(tmp_path: Path, zero: int, changes: dict[str, str], stack: str) -> None:
