@@ -35,6 +35,12 @@ _RENAMED: Mapping[str, str] = {
 }
 _SWIFT = r"^[ \t]*(?:\w+=\S*[ \t]+){0,20}megatron[ \t]+"
 """A command of ms-swift, behind what it sets in the environment."""
+_FLAGS = frozenset(
+    {"sequence-parallel", "bf16", "fp16", "use-distributed-optimizer", "use-megatron-fsdp", "use-torch-fsdp2",
+     "overlap-grad-reduce", "overlap-param-gather", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32",
+     "recompute-activations", "optimizer-cpu-offload", "use-precision-aware-optimizer", "fp8-param-gather"}
+)  # fmt: skip
+"""Switches, which a YAML file may turn off with 0."""
 _OFF = ("false", "none", "null", "")
 _ON = ("true",)
 
@@ -72,6 +78,7 @@ def _swift(text: str) -> Options:
     found.setdefault("global-batch-size", ("16",))
     found.setdefault("recompute-granularity", ("selective",))
     found.setdefault("use-distributed-optimizer", ())
+    found.setdefault("expert-tensor-parallel-size", ("1",))
     if "use-megatron-fsdp" in found:
         found.setdefault("data-parallel-sharding-strategy", ("optim_grads_params",))
     if "fp16" not in found:
@@ -115,6 +122,7 @@ def _mca(text: str) -> Options:
     for theirs, ours in (("per-device-train-batch-size", "micro-batch-size"), ("cutoff-len", "seq-length")):
         if theirs in found:
             found[ours] = found.pop(theirs)
+    found.setdefault("seq-length", ("2048",))  # cutoff_len (src/llamafactory/hparams/data_args.py)
     if kind != "full":
         found["adapter"] = (kind,)
     if found.get("stage", ("sft",)) not in (("sft",), ("pt",)):
@@ -179,9 +187,11 @@ def _primus(text: str) -> Options:
     if module is None:
         raise ExportError("modules: none of them has overrides; give a file of Primus that trains")
     given = _with_variables(module["overrides"] or {})
+    base = str(_expanded(str(module.get("config", "")))).rpartition("/")[2]
     found: Found = {
         "micro-batch-size": ("2",), "global-batch-size": ("128",), "seq-length": ("4096",), "bf16": (),
         "use-distributed-optimizer": (), "fp8-amax-history-len": ("1024",), "fp8-amax-compute-algo": ("max",),
+        **_PRIMUS.get(base, {}),
     }  # fmt: skip
     for name, value in given.items():
         plain = _RENAMED.get(name.replace("_", "-"), name.replace("_", "-"))
@@ -198,9 +208,18 @@ def _primus(text: str) -> Options:
         if found.pop("peft", ("none",)) != ("none",):
             found["adapter"] = ("lora",)
     named = str(_expanded(str(module.get("model", "")))).removesuffix(".yaml")
-    return Options(
-        found, named=named, notes=[f"{named}: the model is known by the name of this file, which was not read"]
-    )
+    notes = [f"{named}: the model is known by the name of this file, which was not read"]
+    if base and base not in _PRIMUS and module.get("framework") == "megatron":
+        notes.append(f"config: {base:.60}: what this file says is not known")
+    return Options(found, named=named, notes=notes)
+
+
+_PRIMUS: Mapping[str, Found] = {
+    "pre_trainer.yaml": {"global-batch-size": ("16",), "seq-length": ("1024",)},
+    "sft_trainer.yaml": {"micro-batch-size": ("1",), "seq-length": ("2048",)},
+    "trainer_base.yaml": {},
+}
+"""What configurations of Primus say of batches over trainer_base.yaml (primus/configs/modules/megatron, fd1eeabb)."""
 
 
 def _flagscale(text: str) -> Options:
@@ -265,10 +284,34 @@ def _neox(text: str) -> Options:
     optimizer = given.get("optimizer")
     kind = str(optimizer.get("type", "Adam")).lower() if isinstance(optimizer, dict) else "adam"
     found["optimizer"] = ("adam" if kind in ("adam", "adamw", "cpu_adam") else kind,)
+    found |= _of_neox_training(given, zero if isinstance(zero, dict) else {})
     notes = []
+    method = str(given.get("pipe_partition_method", "type:transformer|mlp"))
+    if "transformer" not in method and found.get("pipeline-model-parallel-size", ("1",)) != ("1",):
+        notes.append(f"pipe_partition_method: {method:.40}: priced with equally many layers in each stage")
     if given.get("gpt_j_residual"):
         notes.append("gpt_j_residual: attention and MLP side by side; priced one after the other")
     return Options(found, notes=notes)
+
+
+def _of_neox_training(given: Mapping[str, Any], zero: Mapping[str, Any]) -> Found:
+    """Settings of GPT-NeoX that change time or memory, as arguments that say the same (megatron/neox_arguments/
+    {neox,deepspeed}_args.py at ea7aefd8; its attention is unfused unless it is told)."""
+    found: Found = {"sequence-parallel": ()} if given.get("sequence_parallel") else {}
+    home = zero.get("offload_optimizer")
+    if zero.get("cpu_offload") or (isinstance(home, dict) and home.get("device", "none") != "none"):
+        found["optimizer-cpu-offload"] = ()
+    recomputes = bool(given.get("checkpoint_activations"))
+    same = {
+        "attention-backend": "flash" not in str(given.get("attention_config", "")) and not given.get("te_mha"),
+        "distribute-saved-activations": recomputes and given.get("partition_activations"),
+        "cpu-offloading": recomputes and given.get("checkpoint_in_cpu"),
+        "quant-states": given.get("use_bnb_optimizer"),
+        "rl": given.get("train_impl", "normal") != "normal",
+        "window-size": given.get("sliding_window_width"),
+    }
+    words: Found = {"attention-backend": ("unfused",)}
+    return {**found, **{name: words.get(name, ()) for name, on in same.items() if on}}
 
 
 def _bridge(text: str) -> Options:
@@ -366,6 +409,8 @@ def _of_values(values: Any) -> Found:
         plain = str(name).replace("_", "-")
         plain = _RENAMED.get(plain, plain)
         if value is None or value is False or (isinstance(value, str) and value.strip().lower() in _OFF):
+            continue
+        if plain in _FLAGS and str(value).strip() == "0":
             continue
         if value is True:
             found[plain] = ()

@@ -267,3 +267,62 @@ def test_optimizers_that_torchtitan_has_not_are_refused() -> None:
     assert TARGETS["torchtitan"].read(text.format("Adam"), FACTS).description.optimizer == "adamw"
     with refused(ExportError, "optimizer.name", "SGD", "AdamW"):
         TARGETS["torchtitan"].read(text.format("SGD"), FACTS)
+
+
+NEOX = "pipe_parallel_size: 2\nmodel_parallel_size: 2\ntrain_micro_batch_size_per_gpu: 1\nbf16: {enabled: true}\n"
+
+
+def neox(added: str) -> Reading:
+    return TARGETS["megatron"].read(NEOX + added, FACTS)
+
+
+def test_sequence_parallelism_and_offload_of_neox_are_read() -> None:
+    """gpt-neox ea7aefd8, megatron/neox_arguments: sequence_parallel; zero_optimization is DeepSpeed's."""
+    assert [neox(added).description.sequence_parallel for added in ("", "sequence_parallel: true\n")] == [False, True]
+    offload = "zero_optimization: {stage: 1, offload_optimizer: {device: cpu}}\n"
+    assert [neox(added).description.states_at for added in ("", offload)] == ["device", "host"]
+
+
+@pytest.mark.parametrize(("added", "words"), [
+    ("", "attention keeps its scores"), ("checkpoint_activations: true\npartition_activations: true\n", "inputs of"),
+    ("checkpoint_activations: true\ncheckpoint_in_cpu: true\n", "activations in host memory"),
+    ("use_bnb_optimizer: true\n", "optimizer states in fewer bits"), ("train_impl: dpo\n", "preferences"),
+    ("sliding_window_width: 128\n", "attention in a window"),
+])  # fmt: skip
+def test_what_neox_has_and_no_plan_is_said(added: str, words: str) -> None:
+    assert [line for line in neox(added).unmodelled if words in line]
+    flash = 'attention_config: [[["flash"], 32]]\n'
+    assert neox(flash).unmodelled == ()
+    assert [n for n in neox(f"{flash}pipe_partition_method: parameters\n").notes if "equally many layers" in n]
+
+
+def test_experts_of_ms_swift_are_whole_unless_it_is_said() -> None:
+    """ms-swift 3602360a, swift/megatron/arguments/megatron_args.py: expert_tensor_parallel_size is 1."""
+    text = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B --max_length 4096 --expert_model_parallel_size 4"
+    text += " --tensor_model_parallel_size 2 --sequence_parallel true"
+    facts = Facts(layers=48, devices=8, architecture=architecture_of("qwen3-30b-a3b", 4096))
+    for added, whole in (("", True), (" --expert_tensor_parallel_size 2", False)):
+        assert TARGETS["megatron"].read(f"{text}{added}\n", facts).description.whole_experts == whole
+
+
+@pytest.mark.parametrize(("config", "batch", "length", "noted"), [
+    ("config: pre_trainer.yaml", 16, 1024, False), ("config: sft_trainer.yaml", 128, 2048, False),
+    ("config: mine.yaml", 128, 4096, True), ("trainable: true", 128, 4096, False),
+])  # fmt: skip
+def test_batches_of_primus_are_those_of_its_configuration(config: str, batch: int, length: int, noted: bool) -> None:
+    """Primus fd1eeabb, primus/configs/modules/megatron/{trainer_base,pre_trainer,sft_trainer}.yaml."""
+    text = (
+        f"modules:\n  pre_trainer:\n    framework: megatron\n    {config}\n    model: llama3_8B.yaml\n    overrides:\n"
+    )
+    found = TARGETS["megatron"].read(f"{text}      tensor_model_parallel_size: 2\n", FACTS)
+    assert (found.description.global_batch, found.description.sequence_length) == (batch, length)
+    assert bool([note for note in found.notes if "mine.yaml" in note]) == noted
+    for value, on in (("0", False), ("1", True)):
+        text_of = f"{text}      tensor_model_parallel_size: 2\n      sequence_parallel: {value}\n"
+        assert TARGETS["megatron"].read(text_of, FACTS).description.sequence_parallel == on
+
+
+def test_samples_of_llama_factory_have_its_length_unless_it_is_said() -> None:
+    text = "per_device_train_batch_size: 1\ntensor_model_parallel_size: 2\nbf16: true\nmodel_name_or_path: a/b\n"
+    for added, length in (("", 2048), ("cutoff_len: 4096\n", 4096)):
+        assert TARGETS["megatron"].read(text + added, FACTS).description.sequence_length == length
