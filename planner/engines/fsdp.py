@@ -22,9 +22,9 @@ pipeline there, and its DeepSeek models no context parallelism (FlexAttention).
 from planner.engines.space import EngineSpace, Settings
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT, Kept
 
+_QWEN3 = ("0.6b", "1.7b", "4b", "8b", "14b", "32b", "30b-a3b", "235b-a22b")
 _MODELS = (
-    ("qwen3-30b-a3b", (("pipeline", 1),)),
-    ("qwen3-235b-a22b", (("pipeline", 1),)),
+    *((f"qwen3-{size}", (("pipeline", 1),)) for size in _QWEN3),
     ("deepseek-v2-lite", (("context", 1),)),
     ("deepseek-v3", (("context", 1),)),
 )

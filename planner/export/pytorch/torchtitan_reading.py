@@ -121,9 +121,11 @@ def _usual_recomputation(recipe: Recipe) -> dict[str, Any]:
 
 def _mattering(settings: Settings, names: tuple[str, ...], d: Description) -> Iterator[tuple[str, Any]]:
     yield from ((path, value) for path, value in settings.all if not path.startswith(("quantize.", f"{OLD_FP8}.")))
-    if d.fp8:
-        return
     converters = [str(settings.value("model.converters") or ""), *names]
+    if d.fp8:
+        if any("grouped_mm" in text for text in converters):  # of experts
+            yield "model.converters.fp8", True
+        return
     words = ("float8", "mxfp8", "nvfp4", "mx'")  # as in ['quantize.linear.mx']
     if any(word in text.lower() for text in converters for word in words):
         yield "model.converters.fp8", True
@@ -137,13 +139,14 @@ def _compiles(settings: Settings) -> bool:
 
 def _read(settings: Settings, facts: Facts, later: bool) -> tuple[Description, list[str]]:
     """The description in settings, and notes on it; `later` says whether the version is one without TOML."""
-    _check_model(settings, facts.architecture)
+    notes = list[str]()
+    _check_model(settings, facts.architecture, notes)
     settings.word("optimizer.name", "AdamW", _OPTIMIZERS)
     tensor, pipeline, context = (
         settings.degree(f"parallelism.{name}_parallel_degree") for name in ("tensor", "pipeline", "context")
     )
     data, replicas = _read_data(settings, facts, tensor * pipeline * context)
-    replicated, notes = data == replicas and context == 1, list[str]()
+    replicated = data == replicas and context == 1
     layers, virtual, schedule = _read_stages(settings, facts.layers, pipeline)
     local = settings.degree("training.local_batch_size", 8)
     micro_batch = settings.degree("parallelism.pipeline_parallel_microbatch_size") if pipeline > 1 else local
@@ -182,7 +185,10 @@ def _read(settings: Settings, facts: Facts, later: bool) -> tuple[Description, l
         sequence_length=settings.degree("training.seq_len", 2048),
         fp8=_read_fp8(settings, notes),
     )
-    settings.value("parallelism.context_parallel_rotate_method")
+    if context > 1 and settings.word("parallelism.context_parallel_rotate_method", "allgather") == "allgather":
+        notes.append("keys of a context are gathered there, where nothing hides them; priced as a ring")
+    if tensor > 1 and settings.truth("parallelism.disable_loss_parallel"):
+        notes.append("disable_loss_parallel: the loss is priced over parts of the words, so memory is more than this")
     description = _with_recomputation(settings, common.normalised(description), notes)
     return replace(description, update=_read_update(settings, description, later)), notes
 
@@ -208,16 +214,22 @@ def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
     return Fp8(recipe=recipe, left_out=left_out, gathered=gathered and recipe in GATHERED)
 
 
-def _check_model(settings: Settings, a: Architecture | None) -> None:
-    """Raise ExportError if the file is for another size of a model than the named one."""
+def _check_model(settings: Settings, a: Architecture | None, notes: list[str]) -> None:
+    """Raise ExportError if the file is for another size of a model than the named one; a toy is noted."""
     name, flavor = settings.word("model.name", ""), settings.word("model.flavor", "")
-    known = {pair: model for model, pair in FLAVORS.items()}.get((name, flavor))
-    if known is not None and a is not None:
-        from planner.export.architecture import architecture_of
+    if a is None or not flavor:
+        return
+    from planner.export.architecture import architecture_of
 
-        wanted = architecture_of(known, a.sequence, latent=True)
-        if wanted != a:
-            raise ExportError(f"model.flavor: the file is for {name} {flavor}; give --model {known}")
+    known = {pair: model for model, pair in FLAVORS.items()}.get((name, _WAYS.sub("", flavor)))
+    if known is not None and architecture_of(known, a.sequence, latent=True) != a:
+        raise ExportError(f"model.flavor: the file is for {name} {flavor}; give --model {known}")
+    if flavor.startswith("debugmodel"):
+        notes.append(f"model.flavor: {flavor} is a toy of torchtitan; priced as the model that is named")
+
+
+_WAYS = re.compile(r"_(flex|varlen)(_attn)?$")
+"""Ends of flavors that differ in how attention is computed."""
 
 
 def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, int]:

@@ -23,6 +23,8 @@ AMONG_OURS = 'PYTHONPATH="$(cd "$(dirname "$0")" && pwd)${PYTHONPATH:+:$PYTHONPA
 """Lets Python import modules of the exported folder."""
 _REGISTRY = {
     "llama8b": ("llama3", "llama3_8b"), "llama70b": ("llama3", "llama3_70b"), "llama405b": ("llama3", "llama3_405b"),
+    "qwen3-0.6b": ("qwen3", "qwen3_0_6b"), "qwen3-1.7b": ("qwen3", "qwen3_1_7b"),
+    "qwen3-14b": ("qwen3", "qwen3_14b"), "qwen3-32b": ("qwen3", "qwen3_32b"),
     "qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"), "deepseek-v3": ("deepseek_v3", "deepseek_v3_671b"),
     "deepseek-v2-lite": ("deepseek_v3", "deepseek_v3_16b"),
 }  # fmt: skip

@@ -19,6 +19,8 @@ SCHEDULES = {
 }  # fmt: skip
 DTYPES = engine_words("torchtitan")
 FLAVORS = {"llama8b": ("llama3", "8B"), "llama70b": ("llama3", "70B"), "llama405b": ("llama3", "405B"),
+           "qwen3-0.6b": ("qwen3", "0.6B"), "qwen3-1.7b": ("qwen3", "1.7B"), "qwen3-4b": ("qwen3", "4B"),
+           "qwen3-8b": ("qwen3", "8B"), "qwen3-14b": ("qwen3", "14B"), "qwen3-32b": ("qwen3", "32B"),
            "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
            "deepseek-v3": ("deepseek_v3", "671B"), "deepseek-v2-lite": ("deepseek_v3", "16B")}  # fmt: skip
 FP8 = "quantize.linear.float8"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.api import engine_best
+from planner.engines.spaces import SPACES
 from planner.export.architecture import architecture_of
 from planner.export.description import Description, ExportError
 from planner.export.pytorch.torchtitan_registry import FILE, LAUNCH
@@ -165,3 +166,58 @@ def test_samples_divide_over_twice_context_and_tensor() -> None:
     written("llama8b", replace(cut, sequence_length=4104))
     with refused(ExportError, "2 x context x tensor = 8", 4100):
         written("llama8b", replace(cut, sequence_length=4100))
+
+
+@pytest.mark.parametrize("size", ["0.6B", "1.7B", "4B", "8B", "14B", "32B"])
+def test_qwen3_has_its_flavor_and_no_pipeline(size: str) -> None:
+    """torchtitan 0.2.2, models/qwen3/__init__.py: qwen3_args; pipelining_fn is None."""
+    model = f"qwen3-{size.lower()}"
+    layers = architecture_of(model, 8192)
+    assert layers is not None
+    whole = replace(ONE, layers=(layers.layers,))
+    assert f'name = "qwen3"\nflavor = "{size}"\n' in written(model, whole)["train.toml"]
+    half = (layers.layers // 2,) * 2
+    with refused(ExportError, "no pipeline", model):
+        written(model, replace(PIPED, layers=half, full=(0, 0), selective=(0, 0), micro_batches=4))
+    assert dict(SPACES["torchtitan"].models)[model] == (("pipeline", 1),)
+
+
+@pytest.mark.parametrize(("flavor", "model", "words"), [
+    ("70B", "llama8b", "--model llama70b"), ("70B_flex", "llama8b", "--model llama70b"), ("8B_varlen", "llama8b", ""),
+    ("8B", "llama8b", ""),
+])  # fmt: skip
+def test_a_file_of_another_flavor_is_refused(flavor: str, model: str, words: str) -> None:
+    text = f'[model]\nname = "llama3"\nflavor = "{flavor}"\n'
+    facts = Facts(layers=32, devices=8, architecture=architecture_of(model, 2048))
+    if not words:
+        assert TORCHTITAN.read(text, facts).notes == ()
+        return
+    with refused(ExportError, "model.flavor", words):
+        TORCHTITAN.read(text, facts)
+
+
+def test_a_toy_is_noted() -> None:
+    facts = Facts(layers=32, devices=8, architecture=architecture_of("llama8b", 2048))
+    found = TORCHTITAN.read('[model]\nname = "llama3"\nflavor = "debugmodel_flex_attn"\n', facts)
+    assert [note for note in found.notes if "debugmodel_flex_attn is a toy" in note]
+
+
+@pytest.mark.parametrize(("section", "words"), [
+    ("context_parallel_degree = 2", "keys of a context are gathered"),
+    ('context_parallel_degree = 2\ncontext_parallel_rotate_method = "alltoall"', ""),
+    ("tensor_parallel_degree = 2\ndisable_loss_parallel = true", "disable_loss_parallel"),
+])  # fmt: skip
+def test_what_is_priced_otherwise_is_noted(section: str, words: str) -> None:
+    """torchtitan 0.2.2, torchtitan/config/job_config.py: context_parallel_rotate_method is "allgather"."""
+    found = TORCHTITAN.read(f"[parallelism]\n{section}\n", Facts(layers=32, devices=8, architecture=None))
+    assert words in " ".join(found.notes)
+    assert bool(words) == bool(found.notes)
+
+
+def test_experts_in_fp8_beside_linear_layers_have_no_price() -> None:
+    both = '["quantize.linear.float8", "quantize.grouped_mm.float8"]'
+    for converters, said in ((both, True), ('["quantize.linear.float8"]', False)):
+        text = f'[model]\nconverters = {converters}\n[quantize.linear.float8]\nfilter_fqns = ["output"]\n'
+        found = TORCHTITAN.read(text, Facts(layers=32, devices=8, architecture=None))
+        assert found.description.fp8.recipe == "tensorwise"
+        assert bool([line for line in found.unmodelled if "products in 8 bits" in line]) == said
