@@ -24,6 +24,7 @@ from planner.export.files.recipe_setters import SETTERS
 _STEPS = 20_000
 _DEPTH = 12  # calls inside of calls
 _VALUES = 5_000  # settings of one recipe
+_NOTED = 4  # most statements that are noted one by one
 _SUMS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
@@ -65,12 +66,19 @@ class _Returned(Exception):  # noqa: N818  # control flow, not an error
 class Recipe:
     """Settings by path, and the names of everything that would be made, with the words given to it.
 
-    `made_by` is the function that makes them, empty if the file assigns them.
+    `made_by` is the function that makes them, empty if the file assigns them. `notes` has statements that assign
+    settings and were not followed, or under a condition that is not known.
     """
 
     settings: Mapping[str, Any]
     names: tuple[str, ...]
     made_by: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unknown(self) -> Mapping[str, str]:
+        """Settings by path whose values are not known, as they are written."""
+        return {path: value.text for path, value in self.settings.items() if isinstance(value, Unknown)}
 
 
 def recipe_in(text: str, name: str = "", usual: str = "pretrain_recipe") -> Recipe:
@@ -86,12 +94,12 @@ def recipe_in(text: str, name: str = "", usual: str = "pretrain_recipe") -> Reci
     reader = _Reader({node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)})
     made = reader.module(tree)
     if not name and made is not None:
-        return _flat(made)
+        return replace(_flat(made), notes=reader.notes)
     chosen = _chosen(reader.functions, name, usual)
     found = reader.called(chosen, [], {})
     if not isinstance(found, Record):
         raise ExportError(f"{chosen}() makes no configuration that could be read; name another one with --recipe")
-    return replace(_flat(found), made_by=chosen)
+    return replace(_flat(found), made_by=chosen, notes=reader.notes)
 
 
 def _chosen(functions: Mapping[str, ast.FunctionDef], name: str, usual: str) -> str:
@@ -153,6 +161,18 @@ class _Reader:
         self.texts: dict[int, str] = {}  # texts of nodes of the tree
         self.steps = 0
         self.depth = 0
+        self.passed_over: dict[str, None] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not followed."""
+        some = list(self.passed_over)
+        return tuple(some[:_NOTED]) + ((f"and {len(some) - _NOTED} more like this",) if len(some) > _NOTED else ())
+
+    def pass_over(self, node: ast.stmt, what: str) -> None:
+        """Note a statement that assigns settings, and that was not followed."""
+        if any(isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) for one in ast.walk(node)):
+            self.passed_over[f"line {node.lineno} of the recipe: {what}"] = None
 
     def text(self, node: ast.expr) -> str:
         """The beginning of an expression, as it is written."""
@@ -163,17 +183,22 @@ class _Reader:
     def module(self, tree: ast.Module) -> Record | None:
         """What the file itself makes: the last record to which settings are assigned."""
         made: list[Record] = []
-        for node in tree.body:
-            if not isinstance(node, ast.Assign | ast.AnnAssign):
+        for node in _run_as_program(tree.body):
+            if isinstance(node, ast.Expr):
+                self.statement(node, self.constants)
+                continue
+            if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    self.pass_over(node, "what it sets is not read; assign it outside of conditions and loops")
                 continue
             self.statement(node, self.constants)
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            root = target
-            while isinstance(root, ast.Attribute):
-                root = root.value
-            value = self.constants.get(root.id) if isinstance(root, ast.Name) else None
-            if isinstance(value, Record) and isinstance(target, ast.Attribute):
-                made.append(value)
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                root: ast.expr = target
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                value = self.constants.get(root.id) if isinstance(root, ast.Name) else None
+                if isinstance(value, Record) and isinstance(target, ast.Attribute):
+                    made.append(value)
         return made[-1] if made else None
 
     def called(self, name: str, given: list[Any], named: Mapping[str, Any]) -> Any:
@@ -209,16 +234,32 @@ class _Reader:
         if self.steps > _STEPS:
             raise ExportError(f"the recipe takes more than {_STEPS} steps to read")
         match node:
-            case ast.Assign(targets=[target], value=value):
-                self.assign(target, self.value(value, names), names)
+            case ast.Assign(targets=targets, value=value):
+                found = self.value(value, names)
+                for one in targets:
+                    self.assign(one, found, names)
+            case ast.AugAssign(target=target, op=sign, value=value):
+                self.assign(target, self.sum(sign, self.value(target, names), self.value(value, names)), names)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self.assign(target, self.value(value, names), names)
             case ast.If(test=test, body=body, orelse=orelse):
-                self.statements(body if _true(self.value(test, names)) else orelse, names)
+                condition = self.value(test, names)
+                holds = _true(condition)
+                if isinstance(condition, Unknown) or (isinstance(test, ast.Call) and isinstance(condition, Record)):
+                    self.pass_over(node, f"{self.text(test)[:60]} is not known; read as {'true' if holds else 'false'}")
+                self.statements(body if holds else orelse, names)
+            case ast.Try(body=body, orelse=orelse, finalbody=finalbody):
+                self.statements([*body, *orelse, *finalbody], names)
+            case ast.For() | ast.While() | ast.Match():
+                self.pass_over(node, "what it sets is not read; assign it outside of loops")
             case ast.Return(value=value):
                 raise _Returned(None if value is None else self.value(value, names))
             case ast.With(body=body):
                 self.statements(body, names)
+            case ast.Expr(
+                value=ast.Call(func=ast.Name(id="setattr"), args=[place, ast.Constant(value=str(name)), value])
+            ):
+                self.record(place, names).settings[name] = self.value(value, names)
             case ast.Expr(value=ast.Call() as call):
                 self.value(call, names)
 
@@ -227,6 +268,10 @@ class _Reader:
             names[target.id] = value
         elif isinstance(target, ast.Attribute):
             self.record(target.value, names).settings[target.attr] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            known = isinstance(value, list) and len(value) == len(target.elts)
+            for at, one in enumerate(target.elts):
+                self.assign(one, value[at] if known else Unknown(f"{self.text(target)} = ..."), names)
 
     def record(self, node: ast.expr, names: dict[str, Any]) -> Record:
         """The record to which an attribute is assigned; a new one if none is known."""
@@ -319,6 +364,16 @@ class _Reader:
         ):
             name = self.text(node.args[0])  # run.Config(Class, ...): a class and its settings
         return Record(f"{name} {words}".strip()[:400], named)
+
+
+def _run_as_program(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a file, with those that run if it is the program."""
+    for node in body:
+        match node:
+            case ast.If(test=ast.Compare(left=ast.Name(id="__name__")), body=inner):
+                yield from inner
+            case _:
+                yield node
 
 
 def _set(record: Record, path: tuple[str, ...], value: Any) -> Record:

@@ -90,7 +90,7 @@ def read(text: str, facts: Facts) -> Reading:
 def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     given = {**dict(plain_settings(recipe)), **_dtypes_of_states(recipe)}
     options = {**_launched(facts.beside), **dict(_options(given, recipe))}
-    notes = []
+    notes = [*recipe.notes, *_unknown_notes(recipe, options)]
     below = [name for name in recipe.names if name.endswith(("_recipe", "_config", "_common")) or ".trainer" in name]
     other = below[0].partition(" ")[0] if below and not below[0].startswith(_PLAIN) else ""
     if other and options.keys().isdisjoint(_TELLING):
@@ -130,6 +130,21 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
         unread=tuple(sorted(unread)),
         stack="nemo",
     )
+
+
+def _unknown_notes(recipe: Recipe, options: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """A note on settings whose values the file does not state. Raises ExportError for degrees, batches and lengths:
+    they would be read as if they were not given."""
+    lacking = {}
+    for path, text in recipe.unknown.items():
+        last = path.rpartition(".")[2]
+        name = ARGUMENTS.get(path, _LAST.get(last, _ALSO_CALLED.get(last)))
+        if name is not None and name not in options and name not in _OF_STATES:
+            lacking[name] = f"{path} = {text:.60}"
+    needed = next((said for name, said in lacking.items() if name.endswith(("-size", "-length", "-layers"))), None)
+    if needed is not None:
+        raise ExportError(f"{needed}: its value is not known without running the file; write the number")
+    return [f"{', '.join(list(lacking.values())[:3])}: not known, and read as not given"] if lacking else []
 
 
 def _dtypes_of_states(recipe: Recipe) -> dict[str, str]:

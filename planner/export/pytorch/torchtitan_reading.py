@@ -45,7 +45,12 @@ def read(text: str, facts: Facts) -> Reading:
     known: list[str] = []
     later = re.search(r"^def \w+\(", text, re.MULTILINE) is not None
     if later:
-        settings, names = _of_registry(recipe_in(text, facts.recipe))
+        recipe = recipe_in(text, facts.recipe)
+        known += recipe.notes
+        unknown = next((path for path in recipe.unknown if _NEEDED.match(path)), None)
+        if unknown is not None:
+            raise ExportError(f"{unknown} = {recipe.unknown[unknown]:.60}: its value is not known; write the number")
+        settings, names = _of_registry(recipe)
     else:
         content, known = content_of(text)
         settings, names = Settings(content, "TOML"), ()
@@ -61,6 +66,10 @@ def read(text: str, facts: Facts) -> Reading:
         unread=settings.unread("parallelism", "activation_checkpoint", "training"),
         stack="fsdp-compiled" if _compiles(settings) else "fsdp",
     )
+
+
+_NEEDED = re.compile(r"parallelism\.\w+_degree$|training\.(\w*batch_size|seq_len|max_context_length|num_tokens_\w+)$")
+"""Settings that would be read as if they were not given."""
 
 
 def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:

@@ -4,7 +4,7 @@ import pytest
 
 from planner.export.description import Description, ExportError
 from planner.export.files.recipes import recipe_in
-from planner.export.target import Facts
+from planner.export.target import Facts, Reading
 from planner.export.targets import TARGETS
 from tests.refusals import refused
 from tests.unit.export.descriptions import architecture, job_of
@@ -83,3 +83,63 @@ def test_both_ways_to_split_a_context_become_one() -> None:
 def test_values_of_a_recipe_end_soon(text: str) -> None:
     found = recipe_in(text + "recipe.trainer.num_nodes = 2\n")
     assert found.settings["trainer.num_nodes"] == 2
+
+
+RECIPE = (
+    "recipe = llm.llama3_8b.pretrain_recipe(num_nodes=1, num_gpus_per_node=8)\n"
+    "recipe.data.micro_batch_size = 1\nrecipe.data.global_batch_size = 16\nrecipe.trainer.devices = 8\n"
+)
+TENSOR = "recipe.trainer.strategy.tensor_model_parallel_size"
+
+
+def read_recipe(added: str) -> Reading:
+    return TARGETS["nemo"].read(RECIPE + added, Facts(layers=32, devices=None, architecture=None))
+
+
+@pytest.mark.parametrize("added", [
+    f"{TENSOR} = recipe.trainer.strategy.expert_tensor_parallel_size = 4\n", f"tp, pp = 4, 2\n{TENSOR} = tp\n",
+    f"tp = 2\ntp *= 2\n{TENSOR} = tp\n", 'setattr(recipe.trainer.strategy, "tensor_model_parallel_size", 4)\n',
+    f'if __name__ == "__main__":\n    {TENSOR} = 4\n    run.run(recipe)\n',
+])  # fmt: skip
+def test_every_way_to_assign_a_number_is_followed(added: str) -> None:
+    reading = read_recipe(added)
+    assert reading.description.tensor == 4
+    assert not [note for note in reading.notes if note.startswith("line ")]
+
+
+@pytest.mark.parametrize("value", ['int(os.environ["TP"])', "TP", "args.tp"])
+def test_degrees_that_are_not_known_are_refused(value: str) -> None:
+    """They were read as 1."""
+    with refused(ExportError, "trainer.strategy.tensor_model_parallel_size", "write the number"):
+        read_recipe(f"{TENSOR} = {value}\n")
+
+
+@pytest.mark.parametrize("added", [
+    f'if os.environ.get("X"):\n    {TENSOR} = 4\n', f"for n in (4,):\n    {TENSOR} = n\n",
+])  # fmt: skip
+def test_statements_that_are_not_followed_are_noted(added: str) -> None:
+    reading = read_recipe(added)
+    assert reading.description.tensor == 1
+    assert [note for note in reading.notes if note.startswith("line 5 of the recipe")]
+
+
+def test_conditions_that_are_not_known_are_noted() -> None:
+    text = (
+        "def pretrain_recipe(tp=4):\n    cfg = base()\n    cfg.train.global_batch_size = 16\n    if {}:\n"
+        "        cfg.model.tensor_model_parallel_size = tp\n    return cfg\n"
+    )
+    facts = Facts(layers=32, devices=8, architecture=None)
+    for condition, noted in (("tp == 4", False), ("is_large()", True), ("HOPPER", True)):
+        reading = TARGETS["nemo"].read(text.format(condition), facts)
+        assert bool([note for note in reading.notes if f"{condition} is not known" in note]) == noted
+
+
+def test_other_settings_that_are_not_known_are_noted() -> None:
+    reading = read_recipe("recipe.trainer.strategy.ddp.overlap_grad_reduce = OVERLAP\n")
+    assert [note for note in reading.notes if "overlap_grad_reduce = OVERLAP: not known" in note]
+
+
+def test_degrees_of_torchtitan_that_are_not_known_are_refused() -> None:
+    text = "def llama3_8b():\n    config = Trainer.Config()\n    config.parallelism.tensor_parallel_degree = TP\n"
+    with refused(ExportError, "parallelism.tensor_parallel_degree", "TP", "write the number"):
+        TARGETS["torchtitan"].read(f"{text}    return config\n", Facts(layers=32, devices=8, architecture=None))
