@@ -195,6 +195,8 @@ def _options(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tu
     sharded = given.get("trainer.strategy.fsdp") == "megatron"
     if sharded:
         found["use-megatron-fsdp"] = True
+    elif given.get("trainer.strategy.fsdp") == "pytorch":
+        found["use-torch-fsdp2"] = True
     if found.get("use-megatron-fsdp"):
         found.setdefault("data-parallel-sharding-strategy", "no_shard")  # of DistributedDataParallelConfig
     cut = any(("distributed" in name and "adam" in name) or name.endswith("_common") for name in recipe.names)
@@ -345,8 +347,12 @@ def _read_given(given: Mapping[str, Any], facts: Facts) -> Reading:
     for path, value in given.items():
         last = path.rpartition(".")[2]
         name = _LAST.get(last, _ALSO_CALLED.get(last))
+        if name is None or path.partition(".")[0] not in ("trainer", "model") or path.count(".") > 2:
+            continue
+        if "$" in str(value) and name.endswith(("-parallel-size", "-batch-size", "-per-rank")):
+            raise ExportError(f"{path}: {value!s:.60}: its value is another's; write the number")
         odd = value is None or value is False or isinstance(value, list | dict) or "$" in str(value) or value == 0
-        if name is not None and not odd and path.partition(".")[0] in ("trainer", "model") and path.count(".") <= 2:
+        if not odd:
             options[name] = () if value is True else (str(value),)
     if "position_embedding_type" in (ends := {path.rpartition(".")[2]: value for path, value in given.items()}):
         options["position-embedding-type"] = (str(ends["position_embedding_type"]),)
@@ -357,11 +363,14 @@ def _read_given(given: Mapping[str, Any], facts: Facts) -> Reading:
     if given.get("model.activations_checkpoint_granularity") is None:
         for name in ("recompute-method", "recompute-num-layers"):
             options.pop(name, None)
-    optimizer = str(given.get("model.optim.name", ""))
+    options.setdefault("clip-grad", ("0",))  # Lightning clips where gradient_clip_val says so
+    optimizer = str(given.get("model.optim.name", "fused_adam"))
     if "distributed" in optimizer:
         options["use-distributed-optimizer"] = ()
-    for optim in ("optimizer", "attention-dropout", "hidden-dropout"):
+    for optim in ("attention-dropout", "hidden-dropout"):
         options.pop(optim, None)
+    options["optimizer"] = ("adam" if "adam" in optimizer or optimizer == "mcore_distributed_optim" else optimizer,)
+    options |= _fsdp_of_yaml(given)
     wide = str(given.get("model.optim.grad_sync_dtype", "fp32")) in ("fp32", "32")
     options |= dict(_precision_options(str(given.get("trainer.precision", "bf16")), wide))
     reading = reading_of(Options(options), facts, "nemo")
@@ -373,6 +382,17 @@ def _read_given(given: Mapping[str, Any], facts: Facts) -> Reading:
         unread=unread,
         stack="nemo",
     )
+
+
+def _fsdp_of_yaml(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Options for PyTorch's FSDP in NeMo 1 (megatron_gpt_config.yaml: fsdp, fsdp_sharding_strategy)."""
+    if given.get("model.fsdp") is not True:
+        return {}
+    strategy = str(given.get("model.fsdp_sharding_strategy", "full"))
+    if strategy not in ("full", "grad"):
+        raise ExportError(f"model.fsdp_sharding_strategy: {strategy:.40}; read are full and grad")
+    names = ("use-torch-fsdp2", *(["torch-fsdp2-no-reshard-after-forward"] if strategy == "grad" else []))
+    return dict.fromkeys(names, ())
 
 
 def _fp8_of_yaml(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

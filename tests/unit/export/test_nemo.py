@@ -143,3 +143,48 @@ def test_degrees_of_torchtitan_that_are_not_known_are_refused() -> None:
     text = "def llama3_8b():\n    config = Trainer.Config()\n    config.parallelism.tensor_parallel_degree = TP\n"
     with refused(ExportError, "parallelism.tensor_parallel_degree", "TP", "write the number"):
         TARGETS["torchtitan"].read(f"{text}    return config\n", Facts(layers=32, devices=8, architecture=None))
+
+
+YAML = (
+    "trainer:\n  devices: 8\n  num_nodes: 1\n  precision: bf16\n"
+    "model:\n  micro_batch_size: 1\n  global_batch_size: 16\n"
+)
+
+
+def read_yaml(added: str) -> Description:
+    return TARGETS["nemo"].read(YAML + added, Facts(layers=32, devices=None, architecture=None)).description
+
+
+@pytest.mark.parametrize(("added", "clip"), [
+    ("", None), ("  gradient_clip_val: 0\n", None), ("  gradient_clip_val: 0.5\n", 0.5),
+])  # fmt: skip
+def test_nemo_1_clips_where_it_is_told(added: str, clip: float | None) -> None:
+    text = YAML.replace("model:\n", f"{added}model:\n")
+    found = TARGETS["nemo"].read(text, Facts(layers=32, devices=None, architecture=None)).description
+    assert found.update.clip_norm == clip
+
+
+@pytest.mark.parametrize(("name", "zero"), [
+    ("fused_adam", 0), ("distributed_fused_adam", 1), ("mcore_distributed_optim", 1), ("adamw", 0),
+])  # fmt: skip
+def test_optimizers_of_nemo_1_are_read(name: str, zero: int) -> None:
+    found = read_yaml(f"  optim:\n    name: {name}\n")
+    assert (found.optimizer, found.zero) == ("adamw", zero)
+    assert read_yaml("  optim:\n    name: sgd\n").optimizer == "sgd"
+    with refused(ExportError, "adafactor"):
+        read_yaml("  optim:\n    name: adafactor\n")
+
+
+def test_fsdp_of_nemo_1_is_read() -> None:
+    """NeMo 1.23, examples/nlp/language_modeling/conf/megatron_gpt_config.yaml; it was passed over."""
+    assert [read_yaml(f"  fsdp: {on}\n").zero for on in ("false", "true")] == [0, 3]
+    assert read_yaml("  fsdp: true\n  fsdp_sharding_strategy: grad\n").zero == 2
+    with refused(ExportError, "model.fsdp_sharding_strategy", "hybrid"):
+        read_yaml("  fsdp: true\n  fsdp_sharding_strategy: hybrid\n")
+    added = 'recipe.trainer.strategy.fsdp = "pytorch"\n'
+    assert read_recipe(added).description.zero == 3
+
+
+def test_degrees_of_nemo_1_that_other_keys_say_are_refused() -> None:
+    with refused(ExportError, "model.tensor_model_parallel_size", "write the number"):
+        read_yaml("  tensor_model_parallel_size: ${oc.env:TP}\n")
