@@ -21,6 +21,7 @@ core_r0.16.0, megatron/training/arguments.py and megatron/core.
 from planner.export import common
 from planner.export.description import Description, default_gradient_dtype
 from planner.export.megatron.megatron_reading import read
+from planner.export.megatron.megatron_refusals import check_samples
 from planner.export.megatron.megatron_writing import (
     FP8_GATHERED,
     FP8_RECIPES,
@@ -78,6 +79,7 @@ def nearest_of(
         aware: whether it can be told the dtype of moments.
     """
     common.refuse_other_training(description, "Megatron-LM", tuple(OPTIMIZERS))
+    check_samples(description)
     giving = Giving(description)
     _give_up_shards_of_sgd(giving)
     common.give_up_schedules(giving, schedules)

@@ -10,7 +10,7 @@ GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 def check_samples(d: Description) -> None:
     """Raise ExportError for samples that do not divide over twice the devices of a context: each takes two pieces of a
     sample, also with Ulysses (megatron/training/arguments.py: validate_args, core 0.12 to 0.20)."""
-    if d.context > 1 and (d.sequence_length or 0) % (2 * d.context):
+    if d.context > 1 and d.sequence_length is not None and d.sequence_length % (2 * d.context):
         raise ExportError(
             f"Megatron-LM takes samples of a multiple of 2 x context = {2 * d.context} tokens, and these have"
             f" {d.sequence_length}; take another --seq-len, or another context"
@@ -19,7 +19,7 @@ def check_samples(d: Description) -> None:
 
 def check_taken(options: Options, d: Description) -> None:
     """Raise ExportError for arguments with which training stops before its first step."""
-    if options.degree("context-parallel-size") > 1 and d.sequence_length is not None:
+    if options.degree("context-parallel-size") > 1:
         check_samples(d)
     if d.optimizer == "sgd" and not options.flag("deepspeed"):
         _check_sgd(options)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from planner.export.architecture import Architecture, Latent, Routing, predicted_by
 from planner.export.description import Description, gradient_bytes
 from planner.export.files.arguments import Option, lines_of, option
-from planner.export.megatron.megatron_refusals import check_samples
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.plan.layout.parts import PARTS
@@ -238,8 +237,7 @@ def fill_in(job: Job) -> Asked:
 
 
 def degree_options(d: Description) -> list[Option]:
-    """Degrees, that of experts included, and sequence parallelism. Raises ExportError, as `check_samples` does."""
-    check_samples(d)
+    """Degrees, that of experts included, and sequence parallelism."""
     found = [
         option("tensor-model-parallel-size", d.tensor),
         option("pipeline-model-parallel-size", d.pipeline),

@@ -46,6 +46,12 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.refuse_other_training(description, "torchtitan", ("adamw",))
     if description.precision not in DTYPES:
         raise ExportError("torchtitan trains in bf16 or fp32, not in fp16; plan again with --precision bf16")
+    step = 2 * description.context * description.tensor
+    if description.sequence_length is not None and description.sequence_length % step:
+        raise ExportError(
+            f"torchtitan takes samples of a multiple of 2 x context x tensor = {step} tokens, and the plan has"
+            f" {description.sequence_length}; plan again with another --seq-len, --context or --tensor"
+        )
     giving = Giving(description)
     common.give_up_offload(giving)
     common.give_up_schedules(giving, tuple(SCHEDULES))

@@ -107,12 +107,6 @@ def _flavor(job: Job) -> tuple[str, str] | None:
 
 def _sections(job: Job) -> Sections:
     d = job.description
-    step = 2 * d.context * d.tensor
-    if d.sequence_length is not None and d.sequence_length % step:
-        raise ExportError(
-            f"torchtitan takes samples of a multiple of 2 x context x tensor = {step} tokens, and the plan has"
-            f" {d.sequence_length}; plan again with another --seq-len, --context or --tensor"
-        )
     flavor = _flavor(job)
     if flavor is not None and flavor[0] == "qwen3" and d.pipeline > 1:
         raise ExportError(

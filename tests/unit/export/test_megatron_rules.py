@@ -241,8 +241,8 @@ def test_samples_divide_over_two_pieces_on_every_device_of_a_context(engine: str
     """validate_args: "seq-length should be a multiple of 2 * context-parallel-size", also for Ulysses."""
     wanted = replace(SHARDED, data=2, heads=4, expert=1, zero=1)
     main(engine, replace(wanted, sequence_length=4104))
-    with refused(ExportError, "2 x context = 8", 4100, "--seq-len"):
-        main(engine, replace(wanted, sequence_length=4100))
+    with refused(ExportError, "2 x context = 8", 4100, "--seq-len"):  # then a plan is searched for the engine
+        TARGETS[engine].nearest(replace(wanted, sequence_length=4100))
 
 
 def read_from(arguments: str) -> Description:
