@@ -86,6 +86,7 @@ class ParameterPrices:
         weight_store: seconds per step to write back the new weight.
         served: bytes of a state that a parameter server keeps on the device's host, and of the sum of its gradients;
             all sums exist before any update.
+        hosted: bytes of weight and state on the device's host.
     """
 
     accumulation: Array
@@ -106,6 +107,7 @@ class ParameterPrices:
     fetches: Array
     weight_store: Array
     served: Array
+    hosted: Array
 
     @property
     def late(self) -> Array:
@@ -153,6 +155,7 @@ def price_parameter(
         _nothing(zeros),
         weight=np.where(apart, 0.0, weight),
         weight_offloaded=np.where(apart, weight, 0.0),
+        hosted=np.where([one.weight_home == "host" for one in stored], weight, 0.0),
         weight_fetch=weight_fetch,
         fetches=(2 if trains else 1) * weight_fetch,
     )
@@ -178,6 +181,7 @@ def price_parameter(
     away = np.array([one.state_home != "device" for one in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
     accumulation, launches = _accumulation(tensor, accumulated, gradient, cluster)
+    at_servers = np.where(served, kept + state * accumulated.element_bytes, 0.0)
     return replace(
         held,
         accumulation=accumulation,
@@ -193,7 +197,8 @@ def price_parameter(
         store=store,
         offload=np.where(away, visit_pace(fetch, updated, store) - updated, 0.0),
         weight_store=weight_store,
-        served=np.where(served, kept + state * accumulated.element_bytes, 0.0),
+        served=at_servers,
+        hosted=held.hosted + np.where([one.state_home == "host" for one in stored], kept, at_servers),
     )
 
 

@@ -56,8 +56,8 @@ def free_chunks(
     if found is None:
         return None
     fullest = chunks.within(limit, (counted.mean(axis=0) + counted[chunks.held(found).moment]) / 2)
-    every = [chunks.mixture(one) for one in (found, fullest) if one is not None]
-    return min(every, key=lambda mixture: mixture.busy)
+    every = [chunks.mixture(one) for one in (found, fullest) if one is not None and chunks.hosted(one) <= rank.host]
+    return min(every, key=lambda mixture: mixture.busy, default=None)
 
 
 class _Held(NamedTuple):
@@ -87,6 +87,9 @@ class _Chunks:
         last = moments.shape[1] - 1
         chunk_of_ends = [*([0] if rank.first else []), last]  # operators before and behind the blocks
         ends = [(amounts, chunk) for (amounts, _), chunk in zip(rank.ends, chunk_of_ends, strict=False)]
+        self.hosts: Array = sum(
+            (a.hosted + a.hosted_live * moments[:, chunk] for a, chunk in ends), np.zeros(len(moments))
+        )
         self.ends: Array = sum((a.fixed + a.live * moments[:, chunk] for a, chunk in ends), np.zeros(len(moments)))
         self.replayed = max((amounts.replay for amounts, _ in rank.ends), default=0.0)
         self.moved = max((amounts.transient for amounts, _ in rank.ends), default=0.0)
@@ -159,6 +162,11 @@ class _Chunks:
             beside=peak - float(kept.max()),
             moment=moment,
         )
+
+    def hosted(self, counts: Array) -> float:
+        """Bytes on the host under these numbers of blocks per way."""
+        fixed, live = (counts @ self.amounts[:, FIELDS.index(name)] for name in ("hosted", "hosted_live"))
+        return float(fixed.sum() + (self.moments @ live + self.hosts).max())
 
     def mixture(self, counts: Array) -> Mixture:
         """The cost of these numbers of blocks per way."""

@@ -117,19 +117,25 @@ class Multipliers:
         average: Setting | None = None,
         *,
         at_tail: float = 0.0,
+        hosted: float = 0.0,
     ) -> None:
-        """`solve` for several (price, flights, under) together, and for the average rank if a setting is given."""
-        asked = [self.questions.at_price(*one, at_tail=at_tail) for one in prices]
+        """`solve` for several (price, flights, under) together, and for the average rank if a setting is given.
+        `hosted` is a price of the host's memory in addition; an infinite one offloads nothing. With it the results are
+        a source of plans and prove no bound."""
+        asked = [self.questions.at_price(*one, at_tail=at_tail, hosted=hosted) for one in prices]
         if average is not None:
             asked.append(self.questions.of_average_rank(average))
         self.priced += answers([(self.questions, one) for one in asked])
         if average is not None:
             self._note_average(average)
 
-    def knows(self, price: float, flights: float, under: Passes, at_tail: float = 0.0) -> bool:
+    def knows(self, price: float, flights: float, under: Passes, at_tail: float = 0.0, hosted: float = 0.0) -> bool:
         """Whether the pieces were solved at this price without a cap."""
-        asked = (price, flights, under, at_tail)
-        return any((one.price, one.flights, one.under, one.at_tail) == asked and one.proves for one in self.priced)
+        asked = (price, flights, under, at_tail, hosted)
+        return any(
+            (one.price, one.flights, one.under, one.at_tail, one.hosted) == asked and (one.proves or hosted)
+            for one in self.priced
+        )
 
     def begin(self, setting: Setting) -> None:
         """Solve the pieces for free memory, if nothing was solved before, and for the average rank."""
@@ -273,7 +279,11 @@ class Multipliers:
         for."""
         least = 0.0
         for known in self.priced:
-            if math.isinf(known.price) and known.flights <= self.least_flights(setting) * (1 + 1e-12):
+            if (
+                math.isinf(known.price)
+                and not known.hosted
+                and known.flights <= self.least_flights(setting) * (1 + 1e-12)
+            ):
                 least = max(least, float(self.value(known).min()) / setting.ranks)
         return least
 

@@ -32,6 +32,7 @@ _MOST = 4096
 
 FIELDS = (
     "part", "step", "fixed", "live", "under", "last", "excess_forward", "excess_backward", "reduction", "backward",
+    "hosted", "hosted_live",
 )  # fmt: skip
 
 
@@ -61,7 +62,10 @@ def best_mixture(rank: Rank, shares: Shares, kinds: Sequence[int], weight: float
     beside, at_once, order = _beside(rank, ways, kinds, counts)
     held = sums["fixed"] + rank.in_flight / rank.chunks * sums["live"] + beside + at_once
     held += math.fsum(a.fixed + a.live * flights for a, flights in rank.ends)
-    busy = np.where(held <= capacity * (1 + FITS), weight * part + step, math.inf)
+    hosted = sums["hosted"] + rank.in_flight / rank.chunks * sums["hosted_live"]
+    hosted += math.fsum(a.hosted + a.hosted_live * flights for a, flights in rank.ends)
+    fits = (held <= capacity * (1 + FITS)) & (hosted <= rank.host * (1 + FITS))
+    busy = np.where(fits, weight * part + step, math.inf)
     best = int(busy.argmin())
     if math.isinf(busy[best]):
         return None

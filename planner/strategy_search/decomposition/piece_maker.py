@@ -43,7 +43,7 @@ its operator, which a block that gathers all of its weights together does not ad
 _COLUMNS = (
     "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "k_work", "transient",
     "outside", "under", "under_again", "last", "first_there", "last_back", "work", "work_again", "reduction",
-    "backward",
+    "backward", "hosted", "hosted_live",
 )  # fmt: skip
 
 
@@ -204,6 +204,7 @@ class PieceMaker:
             self._add(key, live=longer, replay=table.kept - longer)
         if self._offloaded(index):
             self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
+            self._add(key, hosted_live=table.own)
         beside = not self.at_once and self.gathers != LEAST_WAITING
         self._most(key, table.transient + table.weights if beside else table.transient)
         if self.modules is not None and index in (self.cutter.always_kept or ()):
@@ -292,7 +293,7 @@ class PieceMaker:
                 if self.home == "device" or edge.name in everywhere:
                     self._add(key, live=nbytes)
                 else:
-                    self._add(key, part=self._away(nbytes), replay=offloaded_bytes(nbytes))
+                    self._add(key, part=self._away(nbytes), hosted_live=nbytes, replay=offloaded_bytes(nbytes))
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
@@ -304,7 +305,7 @@ class PieceMaker:
         if self._offloaded(edge.consumer):
             away = self._away(table.own)
             part, backward = part + away, backward + away
-            self._join(*keys, replay=offloaded_bytes(table.own))
+            self._join(*keys, hosted_live=table.own, replay=offloaded_bytes(table.own))
             self._join(*keys, part=part, backward=backward, **{where: table.kept - table.own})
         else:
             self._join(*keys, part=part, backward=backward, **{where: table.kept})
@@ -410,6 +411,7 @@ class PieceMaker:
             step=part * (prices.synchronisation + prices.update + prices.gather + prices.offload + prices.weight_store)
             + self.cutter.tied(parameter),
             fixed=part * (prices.weight + prices.gradient + prices.state),
+            hosted=part * prices.hosted,
             replay=prices.visiting,
         )
         if self._goes_early(parameter):
@@ -431,6 +433,7 @@ class PieceMaker:
         wanted += ["under", "under_again", "last"] if self.travels else []
         wanted += ["first_there", "last_back"] if self.begins else []
         wanted += ["backward"] if self.reduces else []
+        wanted += ["hosted_live"] if self.home == "host" else []
         flat: dict[str, list[Array | int]] = {name: [self.columns[name]] for name in wanted}
         turned: list[tuple[int, dict[str, Array], bool]] = [
             (pair, tables, flip) for tables, (pair, flip) in zip(self.pairs.values(), order, strict=True)
@@ -456,6 +459,8 @@ class PieceMaker:
             fixed=nodes["fixed"],
             live=joined["live"],
             replay=joined["replay"],
+            hosted=nodes["hosted"] if nodes["hosted"].any() else None,
+            hosted_live=joined.get("hosted_live"),
             outside=joined["outside"] if joined["outside"].any() else None,
             keeping_part=nodes["k_part"],
             keeping_live=nodes["k_live"],

@@ -64,6 +64,8 @@ class Weights:
     reduction: float = 0.0
     fixed: float = 0.0
     live: float = 0.0
+    hosted: float = 0.0
+    hosted_live: float = 0.0
     replay: float = 0.0
     transient: float = 0.0  # of the operator with the largest least transient memory
 
@@ -77,7 +79,8 @@ class Amounts:
     them, negative where they are covered. `last` is the part of `under` that reduces gradients. Collectives of the head
     have no computation before them in the first forward pass of a step, and none behind them in the last backward pass:
     these seconds are `uncovered_forward` and `uncovered_backward`. `reduction` is the part of `step` that can overlap
-    with the last backward pass, and `backward` has the seconds of a backward pass within `part`."""
+    with the last backward pass, and `backward` has the seconds of a backward pass within `part`.
+    `hosted` and `hosted_live` are bytes in the memory of the host, kept as `fixed` and `live` are on the device."""
 
     part: float = 0.0
     step: float = 0.0
@@ -93,6 +96,8 @@ class Amounts:
     excess_backward: float = 0.0
     reduction: float = 0.0
     backward: float = 0.0
+    hosted: float = 0.0
+    hosted_live: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,6 +129,7 @@ class Piece:
         covering: seconds of the nodes, per pass, that overlap collectives; `under` beyond them is excess.
         keeping_work: seconds that no longer overlap collectives if results are kept, since they are not recomputed.
         reduction, backward: as in `Amounts`. Whatever keeping results changes at a node is part of the backward pass.
+        hosted, hosted_live: as in `Amounts`; None where nothing goes to the host.
         outside: the interior outside of a block in the same piece, before or behind it. Bounds use that of the block
             alone.
     """
@@ -145,6 +151,8 @@ class Piece:
     transient: tuple[Array, ...]
     kind: int = 0  # for an inner block
     home: Home = "device"  # of the input of a recomputed block
+    hosted: Array | None = None
+    hosted_live: Cells | None = None
     outside: Cells | None = None
     under: tuple[Cells, Cells] | None = None
     last: Cells | None = None
@@ -184,6 +192,13 @@ class Piece:
         return math.fsum(float(self.fixed[self.node_cells(at)].min()) for at in range(len(self.sizes)))
 
     @property
+    def most_hosted(self) -> float:
+        """Bytes of its parameters on the host if everything is offloaded that may be."""
+        if self.hosted is None:
+            return 0.0
+        return math.fsum(float(self.hosted[self.node_cells(at)].max()) for at in range(len(self.sizes)))
+
+    @property
     def nodes(self) -> int:
         """The number of cells of nodes."""
         return self.step.size
@@ -193,7 +208,7 @@ class Piece:
         """Bytes of memory that the coefficients take."""
         single = (self.part, self.steady, self.step, self.fixed, self.live, self.replay, self.keeping_part,
                   self.keeping_live, self.keeping_replay, self.outside, self.last, self.keeping_work, self.reduction,
-                  self.backward)  # fmt: skip
+                  self.backward, self.hosted, self.hosted_live)  # fmt: skip
         several = (self.transient, self.under or (), self.covering or (), self.uncovered or ())
         return sum(one.nbytes for one in single if one is not None) + sum(
             one.nbytes for each in several for one in each
@@ -224,6 +239,10 @@ class Piece:
             if weight:
                 cost[:nodes] -= weight * work
         cost[:nodes] += weights.step * self.step + weights.fixed * self.fixed
+        if weights.hosted and self.hosted is not None:
+            cost[:nodes] += weights.hosted * self.hosted
+        if weights.hosted_live and self.hosted_live is not None:
+            self.hosted_live.add_to(cost, weights.hosted_live)
         again = weights.part
         if weights.reduction and self.reduction is not None:
             cost[:nodes] -= weights.reduction * self.reduction
@@ -315,6 +334,8 @@ class Piece:
             excess_backward=under[1] - work[1] - again,
             reduction=0.0 if self.reduction is None else float(self.reduction[nodes].sum()),
             backward=0.0 if self.backward is None else self.backward.sum_of(cells) + keeping_part,
+            hosted=0.0 if self.hosted is None else float(self.hosted[nodes].sum()),
+            hosted_live=0.0 if self.hosted_live is None else self.hosted_live.sum_of(cells),
         )
         return found, kept | self.always
 

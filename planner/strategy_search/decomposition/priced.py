@@ -31,6 +31,7 @@ class Priced:
     inner: tuple[tuple[Solved, ...], ...]  # for each kind of block
     tail: tuple[Solved, ...]
     values: tuple[Array, Array, Array]  # head, inner (kinds, *states) and tail
+    hosted: float = 0.0  # the price of memory of the host
     known: dict[tuple[int, State], Column] = field(default_factory=dict)  # by piece
     every: dict[tuple[int, State], tuple[Column, ...]] = field(default_factory=dict)  # by the pieces of all ways
     best: dict[tuple[int, State], Column] = field(default_factory=dict)  # the same

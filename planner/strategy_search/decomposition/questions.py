@@ -33,6 +33,11 @@ _LEAN = 1e-6
 """Value of a second in bytes when the least memory is asked for. It only breaks ties."""
 
 
+_ASIDE = 2.0
+"""Value of a byte of the host in bytes of a device when the least memory of the device alone is asked for: what is
+offloaded would take more than it leaves free."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Question:
     """Pieces to solve for one price of memory.
@@ -48,6 +53,7 @@ class Question:
     at_tail: float
     asked: list[Asked]
     numbers: list[int]
+    hosted: float = 0.0
 
 
 class Questions:
@@ -77,14 +83,24 @@ class Questions:
         return self._of_interior(self.most)
 
     def at_price(
-        self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf, at_tail: float = 0.0
+        self,
+        price: float,
+        flights: float,
+        under: Passes = NEITHER,
+        cap: float = math.inf,
+        at_tail: float = 0.0,
+        hosted: float = 0.0,
     ) -> Question:
         """The pieces at a price of memory, as in `Multipliers.solve`."""
         weights = self._weights(price, flights, under)
         if at_tail:
             weights = replace(weights, replay=weights.replay * (1 - at_tail))
-        proves = cap == math.inf and under[2] != WAITED
+        if hosted:
+            share = hosted if hosted < math.inf else _ASIDE
+            weights = replace(weights, hosted=share, hosted_live=share * flights)
+        proves = cap == math.inf and under[2] != WAITED and not hosted
         question = self._question(weights, price, flights, under=under, proves=proves, cap=cap)
+        question = replace(question, hosted=hosted) if hosted else question
         if not at_tail:
             return question
         own = slice(question.numbers[0], question.numbers[0] + question.numbers[1])
@@ -187,7 +203,9 @@ class Questions:
 
         ending, single, chain = weights, 1 / self.parts, self.chain
         if flights > single:  # behind the blocks one micro-batch at a time is in flight
-            ending = replace(weights, live=weights.live / flights * single)
+            ending = replace(
+                weights, live=weights.live / flights * single, hosted_live=weights.hosted_live / flights * single
+            )
         beginning = weights if chain.interior_in_head else replace(weights, replay=0.0)
         ending = ending if chain.blocks_in_tail else replace(ending, replay=0.0)
         groups = [(chain.head, beginning), (chain.tail, ending), *((pieces, weights) for pieces in chain.kinds)]
@@ -212,6 +230,7 @@ class Questions:
             under=question.under,
             proves=question.proves,
             at_tail=question.at_tail,
+            hosted=question.hosted,
             head=head if self.columns else (),
             inner=tuple(inner) if self.columns else (),
             tail=tail if self.columns else (),

@@ -32,6 +32,7 @@ class Setting:
         in_flight: micro-batches in flight of every chunk (ranks, chunks), on average over the moments at which the rank
             holds most.
         capacity: bytes that a device may use.
+        host: bytes of the host's memory that a device may use.
         fullest: for stages to be filled, the micro-batches in flight of the chunks at each of these moments; one row
             per moment for every rank. All chunks have the same number of blocks.
         even: whether ranks hold equally many blocks, if the number of blocks is divisible.
@@ -57,6 +58,7 @@ class Setting:
     relays: bool = True
     alike: bool = True
     uneven: bool = False
+    host: float = math.inf
     asked: tuple[float, ...] = ()
 
     @property
@@ -133,7 +135,7 @@ class Setting:
         return replace(self, in_flight=flights, asked=tuple(number / ratio for number in self.asked))
 
 
-def setting_of(configuration: Configuration, capacity: float) -> Setting:
+def setting_of(configuration: Configuration, capacity: float, host: float = math.inf) -> Setting:
     """The setting of a configuration."""
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
     flights = _flights(configuration.schedule, p, v, m)
@@ -143,7 +145,8 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
         ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity,
         fullest=_fullest(configuration.schedule, p, v, m), even=configuration.even,
         counts="any" if pattern is None else pattern.counts, relays=SCHEDULES[configuration.schedule].flushes,
-        alike=alike, uneven=configuration.uneven, asked=() if alike else tuple(part * min(2 * p, m) for part in _ASKED),
+        alike=alike, uneven=configuration.uneven, host=host,
+        asked=() if alike else tuple(part * min(2 * p, m) for part in _ASKED),
     )  # fmt: skip
 
 

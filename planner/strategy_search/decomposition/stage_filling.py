@@ -71,6 +71,7 @@ class Rank:
         relays: whether weights for one pass of the rank are gathered during another. The uncovered seconds are then
             exposed once a step.
         handed: what one chunk keeps of one micro-batch.
+        host: bytes of the host's memory that a device may use.
     """
 
     chunks: int
@@ -88,6 +89,7 @@ class Rank:
     begins: bool = False
     relays: bool = False
     handed: Handed | None = None
+    host: float = math.inf
 
     @property
     def uncovered(self) -> float:
@@ -252,6 +254,8 @@ def _filled(
         lean = wanted
     lean = np.where(fits, lean, 0)
     moved = block_ranges.along[:, block_ranges.starts + lean] - block_ranges.before[:, None, None]  # of each kind
+    if mixed.offloads:
+        fits &= outer.hosted + mixed.total("hosted") + mixed.change("hosted", moved) <= outer.host * (1 + FITS)
     busy = outer.busy + mixed.total("busy") + mixed.change("busy", moved)
     waits = once = np.zeros(1)
     if mixed.travels:
@@ -318,9 +322,8 @@ class _Mixed:
         amounts = np.array(
             [[[getattr(column.amounts, name) for name in _AMOUNTS] for column in way] for way in pool], dtype=np.float64
         ).reshape(1, len(pool), kinds, len(_AMOUNTS))
-        part, step, fixed, live, replay, transient, under, last, *excess, reduction, backward = np.moveaxis(
-            amounts, -1, 0
-        )
+        part, step, fixed, live, replay, transient, under, last, *rest = np.moveaxis(amounts, -1, 0)
+        excess_forward, excess_backward, reduction, backward, hosted, hosted_live = rest
         chunks, in_flight = (
             np.array([getattr(rank, name) for rank in ranks])[:, None, None] for name in ("chunks", "in_flight")
         )
@@ -333,13 +336,15 @@ class _Mixed:
             "transient": transient,
             "under": chunks * under,
             "last": last,
-            "excess_forward": chunks * excess[0],
-            "excess_backward": chunks * excess[1],
+            "excess_forward": chunks * excess_forward,
+            "excess_backward": chunks * excess_backward,
             "reduction": chunks * reduction,
             "backward": chunks * backward,
+            "hosted": chunks * hosted + in_flight * hosted_live,
         }
         self.travels = bool(under.any()) or any(a.under for rank in ranks for a, _ in rank.ends)
         self.reduces = bool(reduction.any()) or any(a.reduction for rank in ranks for a, _ in rank.ends)
+        self.offloads = bool((hosted + hosted_live).any()) or any(a.hosted for rank in ranks for a, _ in rank.ends)
         self.recompute = np.array([[column.recompute for column in way] for way in pool], dtype=np.bool_)
         self.recompute = self.recompute.reshape(len(pool), kinds)
         self.fast, self.lean, self.pays = self._pairs(old)
@@ -481,7 +486,7 @@ class _Mixed:
 
 _AMOUNTS = (
     "part", "step", "fixed", "live", "replay", "transient", "under", "last", "excess_forward", "excess_backward",
-    "reduction", "backward",
+    "reduction", "backward", "hosted", "hosted_live",
 )  # fmt: skip
 
 FITS = 1e-9
@@ -513,6 +518,8 @@ class _Ends:
         self.ends = each(lambda rank: float(rank.relays and not rank.first))
         self.busy = weight * self.part + self.step
         self.memory = each(lambda rank: math.fsum(a.fixed + a.live * flights for a, flights in rank.ends))
+        self.hosted = each(lambda rank: math.fsum(a.hosted + a.hosted_live * flights for a, flights in rank.ends))
+        self.host = each(lambda rank: rank.host)
         self.replay = each(lambda rank: max((a.replay for a, _ in rank.ends), default=0.0))
         self.transient = each(lambda rank: max((a.transient for a, _ in rank.ends), default=0.0))
         self.handed = each(lambda rank: rank.handing_over([]))

@@ -8,7 +8,7 @@ keeping, then with keeping. Groups of recomputed blocks share one interior; that
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,8 @@ class Part:
     """A piece that a stage has `times` times, with the activations of `flights` micro-batches.
 
     `kept`: the operators at the boundary that keep their results; other parts may not have that choice. `interior`:
-    whether the interior of this part is the one that is counted.
+    whether the interior of this part is the one that is counted. `hosted`: candidates beside which none that keeps more
+    on the host may be chosen; any may if that is None.
     """
 
     piece: Piece
@@ -35,6 +36,7 @@ class Part:
     flights: float
     kept: frozenset[int] = frozenset()
     interior: bool = True
+    hosted: Mapping[Key, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,19 +60,31 @@ class PartsProblem:
 
 
 def parts_problem(
-    parts: Sequence[Part], boundary: Sequence[Key], *, weight: float, capacity: float, state: State | None = None
+    parts: Sequence[Part],
+    boundary: Sequence[Key],
+    *,
+    weight: float,
+    capacity: float,
+    state: State | None = None,
+    hosted: float = 0.0,
 ) -> PartsProblem:
     """The problem of some parts that agree at the boundary. `state` fixes the boundary, if the stage must match other
-    stages."""
-    return _Builder(parts, boundary, weight, capacity, state).build()
+    stages. `hosted` is a price of the host's memory, in seconds per byte."""
+    return _Builder(parts, boundary, weight, capacity, state, hosted).build()
 
 
 class _Builder:
     def __init__(
-        self, parts: Sequence[Part], boundary: Sequence[Key], weight: float, capacity: float, state: State | None
+        self,
+        parts: Sequence[Part],
+        boundary: Sequence[Key],
+        weight: float,
+        capacity: float,
+        state: State | None,
+        hosted: float,
     ) -> None:
         self.parts, self.boundary, self.weight, self.capacity = tuple(parts), boundary, weight, capacity
-        self.state = state
+        self.state, self.hosted = state, hosted
         self.names: list[tuple[int | None, Key, int]] = []
         self.place: dict[tuple[int | None, Key], int] = {}
         self.nodes: list[list[Array]] = []  # time, memory, transient
@@ -96,6 +110,10 @@ class _Builder:
         piece, interior = part.piece, 1.0 if part.interior else 0.0
         time = self.weight * part.times * piece.part
         time[: piece.nodes] += part.times * piece.step
+        if self.hosted and piece.hosted is not None:
+            time[: piece.nodes] += self.hosted * part.times * piece.hosted
+        if self.hosted and piece.hosted_live is not None:
+            piece.hosted_live.add_to(time, self.hosted * part.times * part.flights)
         memory = part.times * part.flights * piece.live.all()
         piece.replay.add_to(memory, interior)
         memory[: piece.nodes] += part.times * piece.fixed
@@ -105,6 +123,9 @@ class _Builder:
         for position, (key, size) in enumerate(zip(piece.keys, piece.sizes, strict=True)):
             cells = piece.node_cells(position)
             transient = piece.transient[position]
+            if part.hosted is not None and piece.hosted is not None:
+                on_host = piece.hosted[cells]
+                time[cells][on_host > on_host[part.hosted[key]]] = math.inf
             plain = [time[cells], memory[cells], transient]
             keeping = [time[cells] + more_time[cells], memory[cells] + more_memory[cells], transient]
             if key in self.boundary:

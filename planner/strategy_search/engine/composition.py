@@ -398,6 +398,7 @@ class Composition:
             first=first,
             begins=first and head is not None and chain.begins,
             relays=setting.relays,
+            host=setting.host,
             handed=Handed(
                 received=crossed[0],
                 passing=crossed[1],

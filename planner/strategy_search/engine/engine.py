@@ -141,6 +141,13 @@ class Engine:
         memory = planned if limit is None else min(planned, limit)
         return usable_memory(replace(group.device, memory=memory), group.software) - self.buffers(group)
 
+    @cached_property
+    def host(self) -> Bytes:
+        """Bytes of the host's memory that a device may use; infinite where nothing may be kept there."""
+        if "host" not in self.request.offload.stores and not self.request.update.served:
+            return math.inf
+        return of_one_kind(self.request.cluster, "offload").store("host").capacity
+
     def buffers(self, group: Cluster) -> float:
         """Bytes that are reserved for the software and for communication buffers."""
         return group.software.buffers + flat_bytes(self.request.graph, self.request.update)
@@ -155,7 +162,7 @@ class Engine:
 
     def setting(self, configuration: Configuration, room: Bytes = 0.0) -> Setting:
         """How the pipeline is run, with the capacity of the first group, of which `room` bytes are set aside."""
-        return setting_of(configuration, self.capacities[0] - room)
+        return setting_of(configuration, self.capacities[0] - room, self.host)
 
     def bound(self, configuration: Configuration) -> float:
         """A lower bound on the step time, from the work alone."""

@@ -55,6 +55,11 @@ _FRONTS = 3_000
 every way to run the blocks of each kind, take minutes."""
 
 
+_OF_HOST = (1e-6, 1.0)
+"""Prices of the host's memory that are tried one after the other where a plan does not fit there, in seconds of the
+step for all of it. The first one only prefers what takes less of it among plans that are equally fast."""
+
+
 Hint: TypeAlias = tuple[float, Passes]
 """A price of memory, in seconds per byte, and shares of exposed communication (`Passes`) that mattered elsewhere."""
 
@@ -120,7 +125,9 @@ class Evaluation:
         self.ruled_out = False  # states in which nothing fits are ruled out
         for kind, one in enumerate(self.multipliers):
             for priced in one.priced:
-                self.next_price.new(Asked(kind, priced.price, priced.flights, priced.under, priced.at_tail))
+                self.next_price.new(
+                    Asked(kind, priced.price, priced.flights, priced.under, priced.at_tail, hosted=priced.hosted)
+                )
         self.whole_blocks = WholeBlocks(self.composition) if patterned and len(self.multipliers) == 1 else None
 
     def run(self) -> Outcome:
@@ -176,8 +183,8 @@ class Evaluation:
                     continue
                 multipliers, prices = self.multipliers[asked.kind], (asked.price, asked.flights, asked.under)
                 wanted = [(asked.price, one, asked.under) for one in asked.of_chunks or (asked.flights,)]
-                wanted = [one for one in wanted if not multipliers.knows(*one, asked.at_tail)]
-                multipliers.solve_all(wanted, at_tail=asked.at_tail)
+                wanted = [one for one in wanted if not multipliers.knows(*one, asked.at_tail, asked.hosted)]
+                multipliers.solve_all(wanted, at_tail=asked.at_tail, hosted=asked.hosted)
                 share = max(self.next_price.share, CAPS[1]) if asked.price == math.inf else self.next_price.share
                 if share:
                     multipliers.solve(*prices, cap=self.pipeline_of_kinds.capacities[asked.kind] / share)
@@ -284,8 +291,17 @@ class Evaluation:
 
         The proof holds for blocks that differ, too: all blocks of a stage could be run like the leanest of them. If
         several pieces are recomputed, the interior of only one counts, and what blocks hand over does not. No plan
-        needs less memory than that, and the plan found is filled once more with everything counted.
+        needs less memory than that, and the plan found is filled once more with everything counted. A plan that the
+        host cannot hold is looked for again at prices of the host's memory.
         """
+        found, fits = self._settled_at(0.0)
+        prices = iter(_OF_HOST if fits and self.setting.host < math.inf else ())
+        while found is None and (share := next(prices, None)) is not None:
+            found, _ = self._settled_at(share * bound / self.setting.host)
+        return found, bound if fits else math.inf
+
+    def _settled_at(self, hosted: float) -> tuple[Composed | None, bool]:
+        """The plan of the exact solver at a price of the host's memory, and whether any plan may fit on the device."""
         chain = self.chain
         best: Composed | None = None
         fits = False
@@ -299,14 +315,14 @@ class Evaluation:
             ]
             interiors = interiors or [None]
             for counted in interiors:
-                found, possible = self._settle(ways, counted, math.inf if best is None else best[0])
+                found, possible = self._settle(ways, counted, math.inf if best is None else best[0], hosted)
                 fits |= possible
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found
-        return best, bound if fits else math.inf
+        return best, fits
 
     def _settle(
-        self, ways: Sequence[Piece | None], counted: Piece | None, cutoff: float
+        self, ways: Sequence[Piece | None], counted: Piece | None, cutoff: float, hosted: float
     ) -> tuple[Composed | None, bool]:
         """The best choice for head, one block of each kind and tail, if it fits and takes less than `cutoff`; and
         whether any choice may fit. Of the interiors only that of `counted` counts."""
@@ -318,7 +334,9 @@ class Evaluation:
             if p is not None
         ]
         ending = 0.0 if chain.blocks_in_tail or not self.blocks else max(0.0, -float(chain.ending.min()))
-        found = parts_problem(parts, chain.boundary, weight=setting.weight, capacity=setting.capacity + ending)
+        found = parts_problem(
+            parts, chain.boundary, weight=setting.weight, capacity=setting.capacity + ending, hosted=hosted
+        )
         try:
             solution = dynamic_programming.solve(
                 found.problem,

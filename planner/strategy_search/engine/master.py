@@ -6,6 +6,7 @@ A rank with n_k inner blocks of kind k runs columns j in x_j blocks each, where 
     min   sum x_j (w part_j + step_j - reduction_j + uncovered_j) + w (f + b) + l
     with  sum over the columns of a piece x_j = its number on the rank           (head and tail: 1)
           sum x_j bytes_j + interior <= capacity                                 price of memory, two rows
+          sum x_j hosted_j <= host                                               price of the host's memory
           sum x_j (forward excess_j - forward uncovered_j / w)  <= f              share of the forward pass
           sum x_j (backward excess_j - backward uncovered_j / w) <= b             share of the backward pass
           sum x_j (reduction_j - c backward_j) - c b <= l                         share of the last backward pass
@@ -24,6 +25,7 @@ nothing fits, of which the program says nothing; the leanest columns come first 
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,12 +48,14 @@ _NONE = 1e-9
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Master:
     """The optimum over all known columns: `price`, in seconds of a step per byte of memory; `under`, the shares of
-    exposed communication; `at_tail`, the share of the interior as the tail has it; the `seconds` of the rank; and
-    `shares`, the columns of each kind of block with the number of blocks that run each."""
+    exposed communication; `at_tail`, the share of the interior as the tail has it; `hosted`, the price of the host's
+    memory; the `seconds` of the rank; and `shares`, the columns of each kind of block with the number of blocks that
+    run each."""
 
     price: float
     under: Passes
     at_tail: float
+    hosted: float
     seconds: float
     shares: Shares
 
@@ -70,11 +74,12 @@ class _Group:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
     """A row of memory: the capacity for what stays, and either a share of the interior of every column, or all the
-    memory that the columns of one group use for a moment."""
+    memory that the columns of one group use for a moment; or one of the host's memory."""
 
     capacity: float
     interior: float = 0.0
     interior_of: int | None = None
+    of_host: bool = False
 
 
 def master_of(
@@ -119,11 +124,14 @@ def master_of(
             memory.append(_Memory(capacity=setting.capacity, interior_of=len(groups) - 1))
     else:
         memory = [_Memory(capacity=setting.capacity - at_once)]
+    if setting.host < math.inf:
+        memory.append(_Memory(capacity=setting.host, of_host=True))
     found = _solved(groups, memory, multipliers) if min(row.capacity for row in memory) > 0 else None
     if found is None:
         return None
     solution, taken = found
     price, *rest = (dual / row.capacity for dual, row in zip(_duals(solution), memory, strict=False))
+    hosted = rest.pop() if memory[-1].of_host else 0.0
     total = price + sum(rest)
     waits = _duals(solution)[len(memory) : len(memory) + _TRAVELS]
     late = min(1.0, waits[2])
@@ -133,6 +141,7 @@ def master_of(
         price=_rounded(total),
         under=(_rounded(there), _rounded(back), _rounded(late)),
         at_tail=_rounded(sum(rest) / total) if total else 0.0,
+        hosted=_rounded(hosted),
         seconds=solution.value,
         shares=[
             [
@@ -176,6 +185,9 @@ def _solved(
         costs[at] = weight * a.part + a.step - a.reduction + once
         there, back = (seconds * min(1.0, 1 / weight) if weight else 0.0 for seconds in uncovered)
         for row, own in enumerate(memory):
+            if own.of_host:
+                rows[row, at] = (a.hosted + group.flights * a.hosted_live) / own.capacity
+                continue
             held = a.replay + a.transient if number == own.interior_of else own.interior * group.shares * a.replay
             rows[row, at] = (a.fixed + group.flights * a.live + held) / own.capacity
         rows[len(memory) : limits, at] = (

@@ -35,7 +35,7 @@ class Asked:
     """A price to try for one kind of devices: a price of memory, with the micro-batches in flight at which memory
     matters; shares of exposed communication; and the share of the interior as the tail has it (`Multipliers.solve`). If
     chunks run in different ways, `of_chunks` gives their micro-batches in flight, with none among them, in place of one
-    number."""
+    number. `hosted` is a price of the host's memory."""
 
     kind: int
     price: float
@@ -43,6 +43,7 @@ class Asked:
     under: Passes = NEITHER
     at_tail: float = 0.0
     of_chunks: tuple[float, ...] = ()
+    hosted: float = 0.0
 
 
 class NextPrice:
@@ -97,7 +98,7 @@ class NextPrice:
     def of_later_ranks(self, asked: Asked) -> list[Asked]:
         """The same price for ranks with fewer micro-batches in flight, for which it proves nothing otherwise: if these
         ranks could take all the work that one rank has no time for, nothing would be proved of the step."""
-        if not 0 < asked.price < math.inf or self._unlike:
+        if not 0 < asked.price < math.inf or self._unlike or asked.hosted:
             return []
         last = self.setting.ranks - 1
         flights = dict.fromkeys(self.setting.flights(rank) for rank in (last // 2, last))
@@ -113,6 +114,8 @@ class NextPrice:
         firsts = [next(rank for rank in order if kinds[rank] == kind) for kind in dict.fromkeys(kinds)]
         for rank in (*order[:2], *(rank for rank in firsts if len(firsts) > 1)):
             asked = self.new(Asked(kinds[rank], math.inf, setting.flights(rank)))
+            if asked is None and setting.host < math.inf:
+                asked = self.new(Asked(kinds[rank], math.inf, setting.flights(rank), hosted=math.inf))
             if asked is not None:
                 return asked
         if self.shares:
@@ -136,7 +139,7 @@ class NextPrice:
         under = self.chain.shares((covering or there, covering or back, last), self.setting.ranks)
         flights = self.setting.flights(rank) if master.price else 0.0
         chunks = (0.0, *(own for _, own in self.setting.together(rank))) if self._unlike and master.price else ()
-        return Asked(self.kinds[rank], master.price, flights, under, master.at_tail, chunks)
+        return Asked(self.kinds[rank], master.price, flights, under, master.at_tail, chunks, master.hosted)
 
     def _reductions(self, rank: int, block_range: int) -> float:
         """The most seconds of reductions that some way to run the blocks of a rank assumes to be overlapped."""

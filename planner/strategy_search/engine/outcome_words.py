@@ -34,10 +34,17 @@ def fate_words(outcome: Outcome, cutoff: float) -> str:
 
 
 def nothing_fits(
-    request: SearchRequest, least: float, fullest: tuple[int, int], group: Cluster, *, stopped: bool
+    request: SearchRequest,
+    least: float,
+    fullest: tuple[int, int],
+    group: Cluster,
+    *,
+    stopped: bool,
+    host: float = math.inf,
 ) -> InfeasibleError:
     """The error of a search that found nothing: the leanest plan needs so many bytes at this rank of so many, which is
-    on this group of devices; LimitError where the user `stopped` it."""
+    on this group of devices, beside which a plan may use `host` bytes of the host's memory, if any; LimitError where
+    the user `stopped` it."""
     device = group.device
     if stopped:
         return LimitError(f"{NO_PLAN}; {more_of('interrupt')}", by="interrupt")
@@ -53,6 +60,12 @@ def nothing_fits(
         there = f"that a margin of {margin:.1%} leaves of {_size(device.memory)} (--memory-margin)"
     where = _rank_words(*fullest) + (f" ({group.name})" if isinstance(request.cluster, MixedCluster) else "")
     if not memory < needed < math.inf:
+        if host < math.inf:
+            return InfeasibleError(
+                f"{request.algorithm} found no plan of {request.model.reference} that fits on {request.cluster.devices}"
+                f" x {request.cluster.name} and beside them, in the {bytes_text(host)} of the host's memory that each"
+                " device has; take --offload optimizer:disk, or more devices"
+            )
         exact = request.algorithm == "dynamic_programming"
         other = "" if exact else "--search dynamic_programming, or "
         return InfeasibleError(

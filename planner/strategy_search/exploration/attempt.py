@@ -179,7 +179,9 @@ class Attempt:
         if missing.needed == math.inf and not stopped and self.found.limit == math.inf:
             self.report("measuring what is missing")
             missing.measure(self.frontier)
-        raise nothing_fits(self.request, missing.needed, missing.fullest, missing.group, stopped=stopped)
+        raise nothing_fits(
+            self.request, missing.needed, missing.fullest, missing.group, host=self.engine.host, stopped=stopped
+        )
 
     def _note_unevaluated(self) -> None:
         """Note the bounds of entries that are left in the frontier, and log why they were left."""

@@ -15,6 +15,7 @@ from costmodels import SCHEDULES, schedule_orders
 from hardware_profiles import Seconds
 from hardware_profiles.units import bytes_text
 from planner.errors import InfeasibleError, LimitError
+from planner.faults import Fault
 from planner.limits import reached, reading, seconds_left
 from planner.plan.layout.offloaded import offloaded_fault
 from planner.sharding.update import EACH
@@ -103,6 +104,7 @@ class Finalists:
         fitting = [] if known is None else [known]
         longest = 0.0  # seconds to make a plan of a contender
         refusal: OverlapError | None = None
+        beside: Fault | None = None  # of plans that fit on the devices
         # known plans set the pace for others; then the lowest objective
         ordered = sorted(self.found, key=lambda found: (id(found) not in self._known, found.objective, found.order))
         for found in ordered:
@@ -120,9 +122,16 @@ class Finalists:
             longest = max(longest, reading() - began)
             plans.append(ranked)
             if self.maker.fits(ranked.configuration, ranked.plan.prediction):
-                fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
+                fault = offloaded_fault(ranked.plan.prediction, self.request.cluster)
+                fitting = fitting if fault else sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
+                beside = beside or fault
         if refusal is not None and not plans and not fitting:
             raise OverfullError(refusal.needed, self.maker.bound, str(refusal)) if refusal.needed else refusal
+        if beside is not None and not fitting:
+            raise InfeasibleError(
+                f"{self.request.model.reference} does not fit beside the devices: {beside}; take --offload"
+                " optimizer:disk, or more devices"
+            )
         if fitting and fitting[0].seconds <= rival:
             fitting = self._with_waiting(fitting)
         beaten = known is None or (fitting[0] is known and any(one.seconds < known.seconds for one in plans))
@@ -130,13 +139,7 @@ class Finalists:
             raise _overfull(plans, self.maker.limits[0], self.maker.bound)
         if settle:
             fitting = self._with_settled(ordered, fitting)
-        faults = [offloaded_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
-        if all(faults):
-            raise InfeasibleError(
-                f"{self.request.model.reference} does not fit beside the devices: {faults[0]}; take --offload"
-                " optimizer:disk, or more devices"
-            )
-        best, *others = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
+        best, *others = fitting
         if seconds_left() >= longest and best is not known:
             turned = self._with_turns(best)
             best = self._in_a_v(turned)

@@ -78,8 +78,11 @@ class PlanMaker:
 
     def storable(self, ranked: Ranked) -> bool:
         """Whether a plan fits on the devices, and its offloaded tensors fit beside them."""
-        fits = self.fits(ranked.configuration, ranked.plan.prediction)
-        return fits and offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
+        return self._storable(ranked.configuration, ranked.plan.prediction)
+
+    def _storable(self, configuration: Configuration, prediction: Prediction) -> bool:
+        fits = self.fits(configuration, prediction)
+        return fits and offloaded_fault(prediction, self.request.cluster) is None
 
     def as_found(
         self,
@@ -155,7 +158,7 @@ class PlanMaker:
         if not faster or self._overflows(found, ranks, ranked.bound):
             return ranked
         settled = self.made(found, ranks)
-        if not self.fits(found.configuration, settled.plan.prediction):
+        if not self._storable(found.configuration, settled.plan.prediction):
             return ranked
         return replace(
             ranked,

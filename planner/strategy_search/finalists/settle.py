@@ -189,11 +189,18 @@ def _refilled(filling: RankFilling, columns: Sequence[Column], peak: float) -> R
 
 
 def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:
-    """The exact problem of one rank."""
+    """The exact problem of one rank. If the host cannot hold everything that may be offloaded, no tensor is offloaded
+    that stays on the device in the plan that was found."""
     ran = _ran(chain, setting, rank, filling)
+    scarce = sum(part.times * part.piece.most_hosted for part, _ in ran) > setting.host
     counted = max(range(len(ran)), key=lambda place: ran[place][1].amounts.replay)
     parts = [
-        replace(part, kept=frozenset(column.kept & set(part.piece.boundary)), interior=place == counted)
+        replace(
+            part,
+            kept=frozenset(column.kept & set(part.piece.boundary)),
+            interior=place == counted,
+            hosted=column.candidates if scarce else None,
+        )
         for place, (part, column) in enumerate(ran)
     ]
     found = parts_problem(

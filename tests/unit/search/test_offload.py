@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hardware_profiles import Home, UnknownKeyError
+from hardware_profiles import Home, UnknownKeyError, of_one_kind
 from planner.errors import InfeasibleError, PlanFileError, RequestError
 from planner.graph.blocks import block_parameters
 from planner.graph.operator_graph import OperatorGraph
@@ -138,6 +138,45 @@ def test_nothing_is_faster_than_what_is_offloaded(model: str) -> None:
         assert found.plan.prediction.offloaded
         with pytest.raises(InfeasibleError):
             search(small(model, limit, NOTHING))
+
+
+@pytest.mark.parametrize("model", ["perceptron", "single-2"])
+def test_of_what_the_host_has_memory_for_nothing_is_faster(model: str) -> None:
+    """The host lacks memory for all that would be offloaded, but not for what must be."""
+    graph = traced(model)
+    rich = search(small(model)).plan
+    every = [predict(bind(plan, graph, BATCH), small(model).cluster) for plan in in_every_home(rich, graph)]
+    low, high = (pick(one.peak_bytes for one in every) for pick in (min, max))
+    for share in (0.3, 0.6, 0.9):
+        limit = (low + share * (high - low)) * (1 + 1e-12)
+        fitting = [one for one in every if one.peak_bytes <= limit]
+        needed = min(dict(one.offloaded)["host"] for one in fitting)
+        best = min(one.objective_seconds for one in fitting if dict(one.offloaded)["host"] <= needed)
+        found = search(with_host(small(model, limit), needed * (1 + 1e-12)))
+        assert found.plan.prediction.objective_seconds == pytest.approx(best, rel=1e-9)
+        assert found.bound_seconds <= best * (1 + 1e-9)
+        with pytest.raises(InfeasibleError):
+            search(with_host(small(model, limit), 0.99 * needed))
+
+
+@pytest.mark.parametrize("share", [0.95, 0.4])
+def test_plans_that_the_host_cannot_hold_make_way_for_others(share: float) -> None:
+    """What offloads less, or recomputes more, is found instead, in about the time of a plan that offloads nothing."""
+    request = request_of("gpt-3", bare(cluster_of("h100-80gb", 8).with_devices(1)), 16)
+    limited = replace(request, memory_limit=0.7 * search(request).plan.prediction.peak_bytes)
+    alone = search(replace(limited, pinned=Pinned(offload=NOTHING)))
+    asked = replace(limited, pinned=Pinned(offload=ANYTHING))
+    memory = share * dict(search(asked).plan.prediction.offloaded)["host"]
+    found = search(with_host(asked, memory)).plan.prediction
+    assert 0 < dict(found.offloaded)["host"] <= memory
+    assert found.step_seconds < alone.plan.prediction.step_seconds
+
+
+def with_host(request: SearchRequest, memory: float) -> SearchRequest:
+    """The request with these bytes of the host's memory for each device."""
+    cluster = of_one_kind(request.cluster, "a host")
+    assert cluster.host is not None
+    return replace(request, cluster=replace(cluster, host=replace(cluster.host, memory=memory)))
 
 
 def test_what_does_not_fit_otherwise_is_offloaded_in_some_blocks() -> None:
@@ -312,10 +351,8 @@ def test_what_comes_beside_the_work_and_what_is_waited_for() -> None:
 
 def test_the_host_may_be_full_too() -> None:
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=Pinned(offload=HOST))
-    assert request.cluster.host is not None
-    scarce = replace(request.cluster, host=replace(request.cluster.host, memory=1000.0))
-    with refused(InfeasibleError, "h100-80gb", "322.2 KiB", "1,000 B"):
-        search(replace(request, cluster=scarce))
+    with refused(InfeasibleError, "h100-80gb", "the 1,000 B of the host's memory", "optimizer:disk"):
+        search(with_host(request, 1000.0))
 
 
 def test_what_cannot_be_offloaded_is_refused() -> None:
