@@ -46,9 +46,18 @@ class Settings:
         return self.value(path) is not None
 
     def value(self, path: str) -> Any:
-        """The value of a key; None if it is not given."""
+        """The value of a key; None if it is not given. Raises ExportError if a number or a word stands in the place of
+        its section."""
         self._asked.add(path)
-        return self._values.get(path)
+        found = self._values.get(path)
+        if found is None and "." in path:
+            self._check_section(path.rpartition(".")[0])
+        return found
+
+    def _check_section(self, path: str) -> None:
+        there = self._values.get(path)
+        if isinstance(there, str | int | float) and not isinstance(there, bool) and there != "":
+            raise ExportError(f"{path}: {there!r:.80} stands in the place of a section; write its keys below it")
 
     def below(self, path: str) -> tuple[Any, ...]:
         """The values of all keys below a path."""

@@ -339,7 +339,13 @@ def is_overridden(text: str) -> bool:
 
 
 def _read_yaml(text: str, facts: Facts) -> Reading:
-    return _read_given({path.removeprefix("training."): value for path, value in settings_of(text).all}, facts)
+    given = {path.removeprefix("training."): value for path, value in settings_of(text).all}
+    if not any(path.endswith(("model_parallel_size", "micro_batch_size", "global_batch_size")) for path in given):
+        raise ExportError(
+            "trainer, model: neither degrees nor batches of Megatron-LM are below them (model.micro_batch_size and the"
+            " like); give the file of a language model"
+        )
+    return _read_given(given, facts)
 
 
 def _read_given(given: Mapping[str, Any], facts: Facts) -> Reading:

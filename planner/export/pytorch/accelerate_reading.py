@@ -96,7 +96,7 @@ def _read_deepspeed(settings: Settings, facts: Facts) -> Reading:
             f"distributed_type: DEEPSPEED; import the file that deepspeed_config_file names{named}, from deepspeed"
         )
     devices = facts.devices or settings.integer("num_processes", 0) or None
-    said = settings.word("mixed_precision", "no", ("no", "bf16", "fp16", "fp8"))
+    said = _mixed(settings, ("no", "bf16", "fp16", "fp8"))
     in_fp8 = said == "fp8"  # bf16 but for linear layers, which is not priced (`unmodelled`)
     words = {word: said == word or (in_fp8 and word == "bf16") for word in ("bf16", "fp16")}
     content: dict[str, Any] = {
@@ -245,10 +245,15 @@ def _read(settings: Settings, options: Options, facts: Facts) -> Description:
         micro_batches=options.degree("gradient_accumulation_steps"),
         full=(facts.layers,) if again else none,
         selective=none,
-        precision=known[settings.word("mixed_precision", "no", known)],
+        precision=known[_mixed(settings, tuple(known))],
         optimizer=optimizers[optim],
         sequence_length=options.size("block_size") or facts.own_length,
     )
+
+
+def _mixed(settings: Settings, known: tuple[str, ...]) -> str:
+    """`mixed_precision`, of which YAML reads a bare `no` as false (accelerate, commands/config/config_args.py)."""
+    return "no" if settings.value("mixed_precision") is False else settings.word("mixed_precision", "no", known)
 
 
 def _read_data(settings: Settings, facts: Facts, rest: int) -> int:

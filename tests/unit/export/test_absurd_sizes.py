@@ -210,3 +210,14 @@ def test_scripts_are_read_in_little_time(text: str) -> None:
     guessed_engine(f"{text}--micro-batch-size 1", TARGETS)
     with contextlib.suppress(ExportError):
         options_of(f"{text} --micro-batch-size 1")
+
+
+@pytest.mark.parametrize(("engine", "text", "section"), [
+    ("mindformers", "parallel_config: 5", "parallel_config"), ("torchtitan", "training = 5\n[job]\nx = 1", "training"),
+    ("mindformers", "recompute_config: full\nparallel_config:\n  data_parallel: 2", "recompute_config"),
+    ("deepspeed", '{"train_batch_size": 8, "tensor_parallel": 2}', "tensor_parallel"),
+])  # fmt: skip
+def test_a_number_in_the_place_of_a_section_is_refused(engine: str, text: str, section: str) -> None:
+    """It was passed over, and all settings of the section were read as not given."""
+    with pytest.raises(ExportError, match=f"{section}: .* in the place of a section"):
+        TARGETS[engine].read(text, Facts(layers=32, devices=8, architecture=None))

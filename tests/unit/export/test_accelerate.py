@@ -250,3 +250,12 @@ def test_a_batch_size_of_axolotl_accumulates_nothing() -> None:
 def test_what_axolotl_keeps_elsewhere_is_said_to_have_no_price(setting: str, words: str) -> None:
     found = ACCELERATE.read(f"{AXOLOTL}{setting}\n", replace(FACTS, devices=8))
     assert [line for line in found.unmodelled if words in line]
+
+
+@pytest.mark.parametrize(
+    "kind", ["distributed_type: MULTI_GPU", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2"]
+)
+def test_a_bare_no_is_no_mixed_precision(kind: str) -> None:
+    """YAML reads it as false, and so does Accelerate (commands/config/config_args.py)."""
+    found = ACCELERATE.read(f"mixed_precision: no\nnum_processes: 8\n{kind}\n", replace(FACTS, devices=8))
+    assert found.description.precision == "fp32"

@@ -188,3 +188,12 @@ def test_fsdp_of_nemo_1_is_read() -> None:
 def test_degrees_of_nemo_1_that_other_keys_say_are_refused() -> None:
     with refused(ExportError, "model.tensor_model_parallel_size", "write the number"):
         read_yaml("  tensor_model_parallel_size: ${oc.env:TP}\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["trainer: 5\nmodel:\n  - a\n", "trainer:\n  devices: 8\nmodel:\n  sample_rate: 16000\n"]
+)
+def test_other_models_of_nemo_1_are_refused(text: str) -> None:
+    """Its models of speech have the same sections; they were read as language models with degrees of 1."""
+    with refused(ExportError, "model.micro_batch_size"):
+        TARGETS["nemo"].read(text, Facts(layers=32, devices=8, architecture=None))
