@@ -84,6 +84,14 @@ def test_samples_divide_as_an_engine_cuts_them(engine: str) -> None:
             within(space, replace(request, pinned=Pinned(context=4)))
 
 
+@pytest.mark.parametrize("engine", ["megatron", "mindspeed", "mindformers", "torchtitan"])
+def test_rings_are_searched_where_they_split_the_attention_of_a_model(engine: str) -> None:
+    """BERT masks padding, which no ring does: `--for megatron` found a plan with a ring, and stopped with it."""
+    found = configurations(engine, "bert-tiny")
+    assert found
+    assert {one.context[0] for one in found} == {1}
+
+
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("engine", SPACES)
 def test_moments_in_16_bits_are_searched_where_an_engine_is_told_of_them(engine: str) -> None:

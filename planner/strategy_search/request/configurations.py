@@ -34,11 +34,12 @@ def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
 def _divides_attention(
     attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tuple[int, ...], pinned: Pinned
 ) -> bool:
-    """Whether a context that is left to the search divides the attention of the model, so that no two devices do the
-    same work."""
+    """Whether a context that is left to the search, or that an engine splits in one way, divides the attention of the
+    model, so that no two devices do the same work."""
     degrees = dict(zip(roles, mesh, strict=False))
     ring, heads = degrees.get("ring", 1), degrees.get("context", 1)
-    if pinned.context_by not in ("hybrid", "auto") or ring * heads == 1:
+    open_way = pinned.context_by in ("hybrid", "auto") or pinned.pattern is not None
+    if not open_way or ring * heads == 1:
         return True
     within = heads * degrees.get("tensor", 1) if heads > 1 else 1
     turns = pinned.zigzag is not False
