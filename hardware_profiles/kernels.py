@@ -27,8 +27,9 @@ class MatmulKernel:
         convert: bytes/s, read and written, at which the first operand is converted to this dtype; None if it has it
             already.
         spread: standard deviation of log(measured / predicted) time.
-        clock: share of the rates that is left under the load of training, where power limits the clock. All others are
-            those of single kernels on a device that was idle before.
+        clock: share of the rates that is left in training, where power limits the clock and, on AMD's devices, products
+            of backward passes are slower. All others are those of forward products, on NVIDIA's devices of single ones
+            on a device that was idle before.
         added: share of the remaining rate that a product keeps if it adds its result to one in fp32, as weight
             gradients do.
     """
@@ -59,6 +60,7 @@ class AttentionKernel:
         passes: how often the measured call also reads and writes queries, keys and values (to rotate them and to store
             them in a cache).
         spread: as in `MatmulKernel`.
+        backward: rate of the backward pass over that of the forward pass; None: FlashAttention-2's on A100.
     """
 
     compute: float
@@ -68,3 +70,4 @@ class AttentionKernel:
     preparation: Seconds
     passes: float
     spread: float
+    backward: float | None = field(default=None, metadata=OPTIONAL_IN_DIGEST)

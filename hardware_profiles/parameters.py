@@ -30,6 +30,7 @@ _ATTENTION = {
     "tail": (SHARE, "of the longest tile by which compute units end apart"),
     "preparation_us": ("µs", "that the measured call does beside"),
     "passes": ("times", "the measured call reads and writes its operands beside"),
+    "backward": (SHARE, "of the forward rate, backward"),
 }
 _SPREAD = {"spread": (SHARE, "standard deviation of log(measured / predicted)")}
 _EFFICIENCY = {

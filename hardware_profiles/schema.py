@@ -89,6 +89,7 @@ class _Attention(Strict):
     preparation_us: Number
     passes: Number
     spread: Number
+    backward: Positive | None = None
 
     def convert(self) -> AttentionKernel:
         return AttentionKernel(
@@ -99,6 +100,7 @@ class _Attention(Strict):
             preparation=seconds_from_us(self.preparation_us.value),
             passes=self.passes.value,
             spread=self.spread.value,
+            backward=None if self.backward is None else self.backward.value,
         )
 
 

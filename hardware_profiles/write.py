@@ -185,7 +185,7 @@ def _matmul(kernel: MatmulKernel | None) -> Table:
 def _attention(kernel: AttentionKernel | None) -> Table:
     if kernel is None:
         return {"form": "efficiency"}
-    return {
+    found: Table = {
         "form": "tiled",
         "compute": kernel.compute,
         "softmax": kernel.softmax,
@@ -195,6 +195,9 @@ def _attention(kernel: AttentionKernel | None) -> Table:
         "passes": kernel.passes,
         "spread": kernel.spread,
     }
+    if kernel.backward is not None:
+        found["backward"] = kernel.backward
+    return found
 
 
 def _level(level: Level) -> Table:

@@ -33,7 +33,7 @@ times the work where both are equal, 2.6 times with the 192 and 128 elements of 
 torch/utils/flop_counter.py, sdpa_backward_flop_count). So large calls take 2.9 times as long as forward.
 FlashAttention-2 reaches 73% of the peak of an A100 forward and 63% backward. On H100 the two rates of FlashAttention-3
 differ more (740 TFLOP/s forward; backward 1.5 to 1.75 times FlashAttention-2, a ratio of about 0.76); this formula does
-not follow that. We have no table of backward times by shape.
+not follow that. Where backward passes were measured, as on MI300X, the kernel has a rate of its own (`backward`).
 
 t is monotone in every extent. It is subadditive in batch and heads: c times as many take at most c times as long. It is
 not subadditive in the sequence, since the scores grow with its square. Not good for: queries and keys of different
@@ -59,7 +59,7 @@ BACKWARD_WORK = 2.5
 """Work of the backward pass over that of the forward pass, for all three gradients, if d = d_v (FlashAttention-2)."""
 
 BACKWARD_RATE = 0.63 / 0.73
-"""Rate of the backward pass over that of the forward pass (FlashAttention-2 on A100)."""
+"""Rate of the backward pass over that of the forward pass (FlashAttention-2 on A100), unless the kernel has its own."""
 
 _TILE = 128
 _WIDTHS = np.array([32.0, 64.0, 96.0, 128.0, 192.0, 256.0])
@@ -120,7 +120,10 @@ def attention_backward_time(shape: AttentionShape, dtype: str, device: Device, w
 
     Raises: as `attention_time`.
     """
-    return _time(shape, dtype, device, work=work, rate=BACKWARD_RATE, moved=2.0, kernels=3)
+    kernel = device.attention_kernel(dtype)
+    measured = None if kernel is None else kernel.backward
+    rate = BACKWARD_RATE if measured is None else measured
+    return _time(shape, dtype, device, work=work, rate=rate, moved=2.0, kernels=3)
 
 
 def attention_preparation(shape: AttentionShape, dtype: str, device: Device) -> Quantity:

@@ -4,7 +4,8 @@ Data: rows drawn evenly over the work from AIConfigurator's collected data (NVID
 tables that the column `source` names: products of matrices (bf16, fp8) and causal attention, forward. 300 products per
 device and dtype, 200 attentions per device. Of L40S, H20 and the RTX cards products are left out that may have run from
 an L2 cache of 60 to 128 MB: those whose operands fit into it, unless memory takes less than a third of their time. The
-attention of L40S and RTX PRO 6000 is FlashAttention-2, heads of 64 and 128. To see the errors of every device:
+attention of L40S and RTX PRO 6000 is FlashAttention-2, heads of 64 and 128. Tables of MI300X and MI355X are others
+(data/README.md); those of MI300X have backward passes of attention, too. To see the errors of every device:
 
     python -m tests.validation.test_kernel_tables
 """
@@ -20,6 +21,7 @@ import pytest
 from costmodels import (
     Array,
     AttentionShape,
+    attention_backward_time,
     attention_preparation,
     attention_time,
     fit_attention,
@@ -27,6 +29,7 @@ from costmodels import (
     matmul_time,
     percentage_error,
 )
+from costmodels.kernels.attention import BACKWARD_RATE
 from hardware_profiles import Device, load_profile
 
 DATA = Path(__file__).parent / "data"
@@ -155,9 +158,31 @@ def test_the_packaged_attention_is_the_fit_of_all_rows(profile: str, dtype: str)
     fitted = fit_attention(attention_of(columns, every), columns["time_s"], dtype, device)
     assert kernel is not None
     assert (kernel.fill, kernel.tail, kernel.spread) == pytest.approx(
-        (fitted.fill, fitted.tail, fitted.spread), rel=0.01
+        (fitted.fill, fitted.tail, fitted.spread), rel=0.01, abs=1e-6
     )
     assert kernel.compute == pytest.approx(0.72 if profile == "a100-80gb" else fitted.compute, rel=0.01)
+
+
+def test_the_packaged_rate_of_backward_attention_is_the_median_of_its_table() -> None:
+    columns, device = rows("attention_backward", "mi300x-192gb", "bf16"), load_profile("mi300x-192gb").device
+    kernel = device.attention_kernel("bf16")
+    assert kernel is not None
+    assert kernel.backward is not None
+    shape = attention_of(columns, np.arange(len(columns["time_s"])))
+    share = np.asarray(attention_backward_time(shape, "bf16", device)) / columns["time_s"]
+    assert np.median(share) == pytest.approx(1.0, abs=0.005)
+    assert np.mean(np.abs(share - 1.0)) <= 0.12
+
+
+def test_a_kernel_without_a_rate_of_its_own_has_that_of_flash_attention_2() -> None:
+    device = load_profile("mi300x-192gb").device
+    kernel = device.attention_kernel("bf16")
+    assert kernel is not None
+    assert kernel.backward is not None
+    shape = attention_of(rows("attention_backward", "mi300x-192gb", "bf16"), np.arange(1))
+    without = replace(device, attention_kernels=(("bf16", replace(kernel, backward=None)),))
+    slower = attention_backward_time(shape, "bf16", device) / attention_backward_time(shape, "bf16", without)
+    assert float(slower[0]) == pytest.approx(BACKWARD_RATE / kernel.backward, rel=0.05)
 
 
 def main() -> None:

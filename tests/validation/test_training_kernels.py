@@ -2,7 +2,8 @@
 
 Data: products that SimuMax (Moore Threads, MIT) measured for its models of B200 and A100 PCIe, commit 4dcaae513b:
 forward, of data and of weights, the latter added to a result in fp32 or bf16; and those of experts by Transformer
-Engine, which launches them one by one. To see what they say:
+Engine, which launches them one by one. Rows of MI300X are backward passes of the products in kernels_gemm.csv, of data
+and of weights together (AMD-AGI/Primus-Turbo, MIT), 100 of one shape in a row. To see what they say:
 
     python -m tests.validation.test_training_kernels
 """
@@ -73,6 +74,31 @@ def test_the_clock_of_b200_is_what_is_left_of_the_rates_of_its_table() -> None:
     kernel = load_profile("b200-180gb").device.matmul_kernel("bf16")
     assert kernel is not None
     assert kernel.clock == pytest.approx(shares("b200-sxm", "b200-180gb")[0], abs=0.01)
+
+
+def test_the_clock_of_mi300x_is_what_forward_and_backward_passes_leave_of_the_fit() -> None:
+    """Its table has the load of training: what is left is that backward passes are slower."""
+    kernel = load_profile("mi300x-192gb").device.matmul_kernel("bf16")
+    assert kernel is not None
+    assert kernel.clock == pytest.approx(float(np.median(passes_of_mi300x())), abs=0.002)
+
+
+def test_products_of_training_on_mi300x() -> None:
+    kernel = load_profile("mi300x-192gb").device.matmul_kernel("bf16")
+    assert kernel is not None
+    assert np.mean(np.abs(passes_of_mi300x() / kernel.clock - 1.0)) <= 0.05
+
+
+def passes_of_mi300x() -> Array:
+    """Predicted over measured seconds of forward and backward passes together, without the clock."""
+    backward, forward = rows("mi300x"), table("gemm", "mi300x-192gb", "bf16")
+    device = cold(load_profile("mi300x-192gb").device, "bf16")
+    m, n, k = (backward[name] for name in ("m", "n", "k"))
+    count = len(m)
+    assert all((forward[name][:count] == backward[name]).all() for name in ("m", "n", "k"))
+    shapes = ((m, n, k), (m, k, n), (n, k, m))
+    seconds = sum(np.asarray(matmul_time(rows, columns, depth, 1.0, "bf16", device)) for rows, columns, depth in shapes)
+    return np.asarray(seconds / (forward["time_s"][:count] + backward["time_s"]))
 
 
 def test_the_power_limit_of_the_pcie_board_costs_what_the_exponent_says() -> None:
