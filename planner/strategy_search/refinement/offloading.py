@@ -2,7 +2,8 @@
 
 If the user did not decide what is offloaded, everything stays on the devices as long as that fits: offload costs time,
 and memory of hosts that others may use. If nothing fits, the search runs once more with offload of everything that the
-hosts can hold, each part where it makes the step fastest.
+hosts can hold, each part where it makes the step fastest. CPUs, which have the host's memory, offload only what is
+asked for.
 
 Where memory binds, the best plan has a price of memory, in seconds of the step per byte (a Lagrange multiplier).
 Offloading optimizer states saves at most this price for each byte. If that comes to `WORTH` of the step, the search
@@ -97,8 +98,6 @@ def offload_may_win(request: SearchRequest, result: SearchResult) -> bool:
     `WORTH`."""
     if result.statistics.stopped or not exact(request) or request.top > 1 or request.certify:
         return False
-    if device_type_of(request.cluster) == "cpu":  # it has the host's memory
-        return False
     best = result.plans[0]
     if offload_of(best.plan).stores:  # as nothing fits otherwise
         return False
@@ -138,8 +137,10 @@ def bounds_with_offload(
 
 def _offloading(request: SearchRequest) -> SearchRequest | None:
     """The request with offload of anything to hosts allowed; None if something else was decided, or hosts can hold
-    nothing."""
+    nothing. CPUs have the host's memory: what they offload frees nothing."""
     if request.pinned.offload is not None or request.space is not None or request.alternatives:
+        return None
+    if device_type_of(request.cluster) == "cpu":
         return None
     try:
         return replace(request, pinned=replace(request.pinned, offload=ANYTHING))

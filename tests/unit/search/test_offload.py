@@ -172,6 +172,16 @@ def test_plans_that_the_host_cannot_hold_make_way_for_others(share: float) -> No
     assert found.step_seconds < alone.plan.prediction.step_seconds
 
 
+def test_cpus_offload_nothing_by_themselves() -> None:
+    """They have the host's memory: with a pin that does not fit, a plan would seem to fit that takes it twice."""
+    request = request_of("gpt-3", bare(cluster_of("cpu", 2)), 8, pinned=Pinned(recompute="none", micro_batches=1))
+    least = search(request).plan.prediction.peak_bytes
+    scarce = replace(request, memory_limit=0.5 * least)
+    assert planned(replace(scarce, pinned=replace(scarce.pinned, offload=ANYTHING))).plan.prediction.offloaded
+    with pytest.raises(InfeasibleError):
+        planned(scarce)
+
+
 def with_host(request: SearchRequest, memory: float) -> SearchRequest:
     """The request with these bytes of the host's memory for each device."""
     cluster = of_one_kind(request.cluster, "a host")
