@@ -140,6 +140,7 @@ def test_nothing_is_faster_than_what_is_offloaded(model: str) -> None:
             search(small(model, limit, NOTHING))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["perceptron", "single-2"])
 def test_of_what_the_host_has_memory_for_nothing_is_faster(model: str) -> None:
     """The host lacks memory for all that would be offloaded, but not for what must be."""
@@ -159,6 +160,7 @@ def test_of_what_the_host_has_memory_for_nothing_is_faster(model: str) -> None:
             search(with_host(small(model, limit), 0.99 * needed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.95, 0.4])
 def test_plans_that_the_host_cannot_hold_make_way_for_others(share: float) -> None:
     """What offloads less, or recomputes more, is found instead, in about the time of a plan that offloads nothing."""
@@ -172,6 +174,7 @@ def test_plans_that_the_host_cannot_hold_make_way_for_others(share: float) -> No
     assert found.step_seconds < alone.plan.prediction.step_seconds
 
 
+@pytest.mark.slow
 def test_cpus_offload_nothing_by_themselves() -> None:
     """They have the host's memory: with a pin that does not fit, a plan would seem to fit that takes it twice."""
     request = request_of("gpt-3", bare(cluster_of("cpu", 2)), 8, pinned=Pinned(recompute="none", micro_batches=1))
