@@ -3,7 +3,8 @@
 Data: products that SimuMax (Moore Threads, MIT) measured for its models of B200 and A100 PCIe, commit 4dcaae513b:
 forward, of data and of weights, the latter added to a result in fp32 or bf16; and those of experts by Transformer
 Engine, which launches them one by one. Rows of MI300X are backward passes of the products in kernels_gemm.csv, of data
-and of weights together (AMD-AGI/Primus-Turbo, MIT), 100 of one shape in a row. To see what they say:
+and of weights together (AMD-AGI/Primus-Turbo, MIT), 100 of one shape in a row; those of MI350X are hipBLASLt's, on the
+chip of MI355X at a lower power limit. To see what they say:
 
     python -m tests.validation.test_training_kernels
 """
@@ -87,6 +88,27 @@ def test_products_of_training_on_mi300x() -> None:
     kernel = load_profile("mi300x-192gb").device.matmul_kernel("bf16")
     assert kernel is not None
     assert np.mean(np.abs(passes_of_mi300x() / kernel.clock - 1.0)) <= 0.05
+
+
+def test_mi350x_is_mi355x_at_the_power_limit_that_the_exponent_says() -> None:
+    """1000 W for 1400: nothing is fitted to its products, of which all 217 are predicted at 0.99 in the median."""
+    columns = rows("mi350x")
+    device = replace(cold(load_profile("mi355x-288gb").device, "bf16"), power_share=1000 / 1400)
+    share = predicted(columns, device) / columns["time_s"]
+    assert np.median(share) == pytest.approx(1.0, abs=0.035)
+    assert np.mean(np.abs(share - 1.0)) <= 0.11  # 0.08 over all of them
+    unlimited = predicted(columns, replace(device, power_share=1.0)) / columns["time_s"]
+    assert np.median(unlimited) < 0.93
+
+
+def test_the_clock_of_mi355x_is_what_backward_passes_leave() -> None:
+    """Of the layers that are packaged; the figure is the median of all of them."""
+    columns = rows("mi350x")
+    seconds = columns["time_s"][:12].reshape(4, 3)  # forward, of data, of weights
+    assert list(columns["pass"][:3]) == ["forward", "data", "weight"]
+    kernel = load_profile("mi355x-288gb").device.matmul_kernel("bf16")
+    assert kernel is not None
+    assert kernel.clock == pytest.approx(float(np.median(3 * seconds[:, 0] / seconds.sum(axis=1))), abs=0.03)
 
 
 def passes_of_mi300x() -> Array:
