@@ -98,8 +98,8 @@ class Finalists:
 
     def plans(self, *, settle: bool = True, rival: Seconds = math.inf) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; contenders that cannot be among them are not priced. They are
-        settled, unless `settle` is False, when only their seconds matter. `rival`: the lowest objective of contenders
-        that are not in `found`."""
+        settled, and tried with their stages in a V, unless `settle` is False, when only their seconds matter. `rival`:
+        the lowest objective of contenders that are not in `found`."""
         top, plans, known = self.request.top, list[Ranked](), self.known
         fitting = [] if known is None else [known]
         longest = 0.0  # seconds to make a plan of a contender
@@ -142,7 +142,7 @@ class Finalists:
         best, *others = fitting
         if seconds_left() >= longest and best is not known:
             turned = self._with_turns(best)
-            best = self._in_a_v(turned)
+            best = self._in_a_v(turned) if settle else turned
             if best is not turned:  # it is another configuration and does not replace the first
                 others = [turned, *others]
         return tuple(sorted([best, *others[: top - 1]], key=lambda ranked: ranked.seconds))
