@@ -152,6 +152,18 @@ def out_of_memory(runs: Sequence[Run]) -> tuple[int, int]:
     return sum(ended), len(ended)
 
 
+def summary(runs: Sequence[Run]) -> str:
+    """Errors of what was predicted first, in words."""
+    first, (ended, of) = first_errors(runs), out_of_memory(runs)
+    by_source = statistics.fmean(one.mean for some in groups(runs).values() if (one := first_errors(some)).runs)
+    peaks = peak_errors(runs)
+    return (
+        f"{first.runs} runs {first.mean:.1%}, by source {by_source:.1%}, inside {first.inside:.0%}; of {of} that ran"
+        f" out of memory {ended} were said not to fit"
+        + (f"; {len(peaks)} peaks {statistics.fmean(map(abs, peaks)):.1%}" if peaks else "")
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=Path, nargs="?", help="what plan validate --json printed of the same file")
@@ -169,15 +181,8 @@ def main() -> None:
             line += f" (of {today.runs})" if today.runs != first.runs else ""
         print(line)
     for commit in dict.fromkeys(run["first_commit"] for run in runs):
-        own = [run for run in runs if run["first_commit"] == commit]
-        first, no = first_errors(own), out_of_memory(own)
-        errors = [one for some in groups(own).values() if (one := first_errors(some)).runs]
-        by_source = statistics.fmean(one.mean for one in errors)
-        print(
-            f"predicted by {commit}: {first.runs} runs {first.mean:.1%}, by source {by_source:.1%}, inside"
-            f" {first.inside:.0%}; of {no[1]} that ran out of memory {no[0]} were said not to fit"
-            + (f"; {len(peaks)} peaks {statistics.fmean(map(abs, peaks)):.1%}" if (peaks := peak_errors(own)) else "")
-        )
+        print(f"predicted by {commit}: {summary([run for run in runs if run['first_commit'] == commit])}")
+    print(f"all first predictions: {summary(runs)}")
     if now is not None:
         found = beyond(priced(runs, now))
         print(
