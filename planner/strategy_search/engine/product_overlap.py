@@ -137,7 +137,7 @@ def _fitting(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -
     while overfull - fitting > 1:
         middle = (fitting + overfull) // 2
         fewer = _with(overlapped, chosen[:middle], cluster)
-        if all_fit(fewer.plan.prediction, limits):
+        if all_fit(fewer.plan.prediction, limits, cluster):
             fitting, best = middle, fewer
         else:
             overfull = middle

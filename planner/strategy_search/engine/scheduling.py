@@ -22,6 +22,7 @@ from costmodels import SCHEDULES
 from hardware_profiles import PYTORCH, Bytes, Hidden, Machine, Seconds
 from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
+from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.plan import SLICED, Plan, Prediction
 from planner.plan.prediction.predict import interleaved_seconds, predict, predict_alike
 from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE, UNDER_EXCHANGE, UNDER_PRODUCTS
@@ -65,13 +66,13 @@ def fastest_schedule(
 
 
 def in_orders(bound: BoundPlan, cluster: Machine, limits: Sequence[Bytes] | None = None) -> list[BoundPlan]:
-    """A 1F1B plan in each of the other compared schedules, priced; without those that exceed the limits of bytes of a
-    rank, if limits are given."""
+    """A 1F1B plan in each of the other compared schedules, priced; without those that do not fit within
+    the limits of bytes of each rank, if limits are given."""
     others = [replace(bound, plan=replace(bound.plan, schedule=schedule)) for schedule in COMPARED]
     return [
         replace(other, plan=replace(other.plan, prediction=prediction))
         for other, prediction in zip(others, predict_alike(others, cluster, limits), strict=True)
-        if prediction is not None
+        if prediction is not None and (limits is None or all_fit(prediction, limits, cluster))
     ]
 
 
@@ -101,7 +102,7 @@ def with_turns(
     sliced = _sliced([_not_in_parts(one) for one in others if one.slices > 1], bound, cluster, cutoff)
     fits = plan.pipeline > 1 or least_interleaved_bytes(plan) <= limits[0]
     found = [*sliced, *_interleaved([one for one in others if fits and one.slices == 1], bound, cluster, cutoff)]
-    fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
+    fitting = [one for one in found if all_fit(one.plan.prediction, limits, cluster)]
     best = min(fitting, key=lambda one: one.plan.prediction.step_seconds, default=bound)
     return best if best.plan.prediction.step_seconds < cutoff else bound
 
@@ -181,9 +182,10 @@ def _turns_are_left(pinned: Pinned, cluster: Machine) -> bool:
     return runs_here(cluster) and not decided
 
 
-def all_fit(prediction: Prediction, limits: Sequence[Bytes]) -> bool:
-    """Whether no device of a pipeline rank needs more bytes than its limit."""
-    return all(stage.peak_bytes <= limit for stage, limit in zip(prediction.stages, limits, strict=True))
+def all_fit(prediction: Prediction, limits: Sequence[Bytes], cluster: Machine) -> bool:
+    """Whether no device of a pipeline rank needs more bytes than its limit, and what is offloaded fits beside them."""
+    on_devices = all(stage.peak_bytes <= limit for stage, limit in zip(prediction.stages, limits, strict=True))
+    return on_devices and offloaded_fault(prediction, cluster) is None
 
 
 def may_lie_in_a_v(request: SearchRequest) -> bool:
@@ -242,7 +244,7 @@ def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits:
         raise RequestError(f"the plan that was found cannot be taken so: {refusal}")
     if request.pinned.schedule is None and {request.pinned.interleave, request.pinned.slices} <= {None, 0, 1}:
         found.append(fastest_schedule(bound, cluster, limits))
-    fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
+    fitting = [one for one in found if all_fit(one.plan.prediction, limits, cluster)]
     if not fitting:
         return min(found, key=lambda one: one.plan.prediction.peak_bytes)
     return min(fitting, key=lambda one: one.plan.prediction.step_seconds)

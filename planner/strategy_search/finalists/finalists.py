@@ -122,9 +122,9 @@ class Finalists:
             longest = max(longest, reading() - began)
             plans.append(ranked)
             if self.maker.fits(ranked.configuration, ranked.plan.prediction):
-                fault = offloaded_fault(ranked.plan.prediction, self.request.cluster)
-                fitting = fitting if fault else sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
-                beside = beside or fault
+                fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
+            elif self.maker.overfull_by(ranked) <= 0:
+                beside = beside or offloaded_fault(ranked.plan.prediction, self.request.cluster)
         if refusal is not None and not plans and not fitting:
             raise OverfullError(refusal.needed, self.maker.bound, str(refusal)) if refusal.needed else refusal
         if beside is not None and not fitting:

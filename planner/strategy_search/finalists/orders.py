@@ -89,7 +89,8 @@ class Orders:
             bound = as_asked(ranked.bound, self.request, machine, limits)
         elif id(ranked) in self._others:
             _, others = self._others[id(ranked)]
-            bound = fastest_of(ranked.bound, [one for one in others if all_fit(one.plan.prediction, limits)])
+            fitting = [one for one in others if all_fit(one.plan.prediction, limits, machine)]
+            bound = fastest_of(ranked.bound, fitting)
         else:
             bound = fastest_schedule(ranked.bound, machine, limits, cutoff)
         if bound is ranked.bound:

@@ -10,7 +10,6 @@ from planner.graph.fp8 import Fp8, leaving_out
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.binding.machine import cluster_reference, placed
-from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.layout.segments import gathers_nothing
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
@@ -68,8 +67,8 @@ class PlanMaker:
         return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
 
     def fits(self, configuration: Configuration, prediction: Prediction) -> bool:
-        """Whether a plan of a configuration fits on all ranks."""
-        return all_fit(prediction, self.limits_of(configuration))
+        """Whether a plan of a configuration fits on all ranks, and its offloaded tensors fit beside them."""
+        return all_fit(prediction, self.limits_of(configuration), self.request.cluster)
 
     def overfull_by(self, ranked: Ranked) -> Bytes:
         """The bytes that the fullest device lacks; negative if memory is left."""
@@ -78,11 +77,7 @@ class PlanMaker:
 
     def storable(self, ranked: Ranked) -> bool:
         """Whether a plan fits on the devices, and its offloaded tensors fit beside them."""
-        return self._storable(ranked.configuration, ranked.plan.prediction)
-
-    def _storable(self, configuration: Configuration, prediction: Prediction) -> bool:
-        fits = self.fits(configuration, prediction)
-        return fits and offloaded_fault(prediction, self.request.cluster) is None
+        return self.fits(ranked.configuration, ranked.plan.prediction)
 
     def as_found(
         self,
@@ -158,7 +153,7 @@ class PlanMaker:
         if not faster or self._overflows(found, ranks, ranked.bound):
             return ranked
         settled = self.made(found, ranks)
-        if not self._storable(found.configuration, settled.plan.prediction):
+        if not self.fits(found.configuration, settled.plan.prediction):
             return ranked
         return replace(
             ranked,

@@ -27,7 +27,6 @@ from planner.graph.fp8 import leaving_out
 from planner.limits import ended_by
 from planner.plan.binding.bind import bind_prepared
 from planner.plan.layout.decisions import decisions
-from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.layout.roles import AxisRole, Roles, call_word, roles
 from planner.plan.plan import INTERLEAVED, Group, Plan
 from planner.plan.prediction.predict import predict
@@ -245,10 +244,9 @@ class _Simplifier:
         whole = rescale_batch(self.prepared, self.request.prepared_batch, plan.training.part)
         whole = leaving_out(whole, plan.training.fp8)
         bound = bind_prepared(changed, whole, self.engine.template.blocks)
-        prediction = predict(bound, self.engine.machine(like.configuration))
-        if not all_fit(prediction, (self.result.limits[0],) * plan.pipeline):
-            return None
-        if offloaded_fault(prediction, self.request.cluster) is not None:
+        machine = self.engine.machine(like.configuration)
+        prediction = predict(bound, machine)
+        if not all_fit(prediction, (self.result.limits[0],) * plan.pipeline, machine):
             return None
         ranked = replace(like, bound=replace(bound, plan=replace(changed, prediction=prediction)), certificate=None)
         return with_proof(

@@ -175,6 +175,14 @@ def test_plans_that_the_host_cannot_hold_make_way_for_others(share: float) -> No
 
 
 @pytest.mark.slow
+def test_interleaved_micro_batches_stay_within_the_host() -> None:
+    """Two micro-batches at a time save twice as much there."""
+    pinned = Pinned(pipeline=1, tensor=2, recompute="none", offload=Offload(saved=("host",)))
+    request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(4)), 8, pinned=pinned)
+    memory = 0.75 * dict(search(request).plan.prediction.offloaded)["host"]
+    assert dict(search(with_host(request, memory)).plan.prediction.offloaded)["host"] <= memory
+
+
 def test_cpus_offload_nothing_by_themselves() -> None:
     """They have the host's memory: with a pin that does not fit, a plan would seem to fit that takes it twice."""
     request = request_of("gpt-3", bare(cluster_of("cpu", 2)), 8, pinned=Pinned(recompute="none", micro_batches=1))
