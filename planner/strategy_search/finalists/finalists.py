@@ -21,6 +21,7 @@ from planner.plan.layout.offloaded import offloaded_fault
 from planner.sharding.update import EACH
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.outcome_words import host_hint
 from planner.strategy_search.engine.product_overlap import OverlapError
 from planner.strategy_search.engine.scheduling import (
     IN_A_V,
@@ -129,8 +130,7 @@ class Finalists:
             raise OverfullError(refusal.needed, self.maker.bound, str(refusal)) if refusal.needed else refusal
         if beside is not None and not fitting:
             raise InfeasibleError(
-                f"{self.request.model.reference} does not fit beside the devices: {beside}; take --offload"
-                " optimizer:disk, or more devices"
+                f"{self.request.model.reference} does not fit beside the devices: {beside}; {host_hint(self.request)}"
             )
         if fitting and fitting[0].seconds <= rival:
             fitting = self._with_waiting(fitting)

@@ -183,6 +183,7 @@ def test_interleaved_micro_batches_stay_within_the_host() -> None:
     assert dict(search(with_host(request, memory)).plan.prediction.offloaded)["host"] <= memory
 
 
+@pytest.mark.slow
 def test_cpus_offload_nothing_by_themselves() -> None:
     """They have the host's memory: with a pin that does not fit, a plan would seem to fit that takes it twice."""
     request = request_of("gpt-3", bare(cluster_of("cpu", 2)), 8, pinned=Pinned(recompute="none", micro_batches=1))
@@ -372,7 +373,13 @@ def test_what_comes_beside_the_work_and_what_is_waited_for() -> None:
 
 def test_the_host_may_be_full_too() -> None:
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=Pinned(offload=HOST))
-    with refused(InfeasibleError, "h100-80gb", "the 1,000 B of the host's memory", "optimizer:disk"):
+    with refused(
+        InfeasibleError,
+        "h100-80gb",
+        "the 1,000 B of the host's memory",
+        "leave --offload to the search",
+        "optimizer:disk",
+    ):
         search(with_host(request, 1000.0))
 
 
