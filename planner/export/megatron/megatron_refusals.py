@@ -1,5 +1,6 @@
 """Training that Megatron-LM itself refuses, though each of its arguments is known."""
 
+from planner.engines.space import sample_step
 from planner.export.description import Description, ExportError
 from planner.export.files.arguments import Options
 
@@ -10,9 +11,10 @@ GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 def check_samples(d: Description) -> None:
     """Raise ExportError for samples that do not divide over twice the devices of a context: each takes two pieces of a
     sample, also with Ulysses (megatron/training/arguments.py: validate_args, core 0.12 to 0.20)."""
-    if d.context > 1 and d.sequence_length is not None and d.sequence_length % (2 * d.context):
+    step = sample_step("context", d.context, d.tensor)
+    if d.sequence_length is not None and d.sequence_length % step:
         raise ExportError(
-            f"Megatron-LM takes samples of a multiple of 2 x context = {2 * d.context} tokens, and these have"
+            f"Megatron-LM takes samples of a multiple of 2 x context = {step} tokens, and these have"
             f" {d.sequence_length}; take another --seq-len, or another context"
         )
 

@@ -21,6 +21,7 @@ Source: torchtitan 0.2.2, torchtitan/config/job_config.py, models/llama3/infra/p
 distributed/{parallel_dims,pipeline_parallel,activation_checkpoint}.py.
 """
 
+from planner.engines.space import sample_step
 from planner.export import common
 from planner.export.description import Description, ExportError
 from planner.export.pytorch.torchtitan_reading import read
@@ -46,7 +47,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.refuse_other_training(description, "torchtitan", ("adamw",))
     if description.precision not in DTYPES:
         raise ExportError("torchtitan trains in bf16 or fp32, not in fp16; plan again with --precision bf16")
-    step = 2 * description.context * description.tensor
+    step = sample_step("context and tensor", description.context, description.tensor)
     if description.sequence_length is not None and description.sequence_length % step:
         raise ExportError(
             f"torchtitan takes samples of a multiple of 2 x context x tensor = {step} tokens, and the plan has"

@@ -61,9 +61,8 @@ def best_mixture(rank: Rank, shares: Shares, kinds: Sequence[int], weight: float
     part, step = seconds_of(rank, [column for _, column in ways], counts, sums)
     beside, at_once, order = _beside(rank, ways, kinds, counts)
     held = sums["fixed"] + rank.in_flight / rank.chunks * sums["live"] + beside + at_once
-    held += math.fsum(a.fixed + a.live * flights for a, flights in rank.ends)
-    hosted = sums["hosted"] + rank.in_flight / rank.chunks * sums["hosted_live"]
-    hosted += math.fsum(a.hosted + a.hosted_live * flights for a, flights in rank.ends)
+    held += rank.stored
+    hosted = rank.hosted + sums["hosted"] + rank.in_flight / rank.chunks * sums["hosted_live"]
     fits = (held <= capacity * (1 + FITS)) & (hosted <= rank.host * (1 + FITS))
     busy = np.where(fits, weight * part + step, math.inf)
     best = int(busy.argmin())

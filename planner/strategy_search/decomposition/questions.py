@@ -91,7 +91,7 @@ class Questions:
         at_tail: float = 0.0,
         hosted: float = 0.0,
     ) -> Question:
-        """The pieces at a price of memory, as in `Multipliers.solve`."""
+        """The pieces at a price of memory, as in `Multipliers.solve` and `solve_all`."""
         weights = self._weights(price, flights, under)
         if at_tail:
             weights = replace(weights, replay=weights.replay * (1 - at_tail))
@@ -99,8 +99,7 @@ class Questions:
             share = hosted if hosted < math.inf else _ASIDE
             weights = replace(weights, hosted=share, hosted_live=share * flights)
         proves = cap == math.inf and under[2] != WAITED and not hosted
-        question = self._question(weights, price, flights, under=under, proves=proves, cap=cap)
-        question = replace(question, hosted=hosted) if hosted else question
+        question = self._question(weights, price, flights, under=under, proves=proves, cap=cap, hosted=hosted)
         if not at_tail:
             return question
         own = slice(question.numbers[0], question.numbers[0] + question.numbers[1])
@@ -197,6 +196,7 @@ class Questions:
         proves: bool,
         under: Passes = NEITHER,
         cap: float = math.inf,
+        hosted: float = 0.0,
     ) -> Question:
         def banned(piece: Piece) -> NDArray[np.bool_] | None:
             return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
@@ -218,6 +218,7 @@ class Questions:
             at_tail=0.0,
             asked=[Asked(piece=one, weights=own, banned=banned(one)) for pieces, own in worth for one in pieces],
             numbers=[len(pieces) for pieces, _ in worth],
+            hosted=hosted,
         )
 
     def answer(self, question: Question, solved: Iterable[Solved]) -> Priced:

@@ -98,6 +98,16 @@ class Rank:
         head = self.ends[0][0] if self.begins else Amounts()
         return head.uncovered_forward + head.uncovered_backward
 
+    @property
+    def stored(self) -> float:
+        """Bytes that the operators outside of the inner blocks keep on the device."""
+        return math.fsum(a.fixed + a.live * flights for a, flights in self.ends)
+
+    @property
+    def hosted(self) -> float:
+        """Bytes that they keep on the host."""
+        return math.fsum(a.hosted + a.hosted_live * flights for a, flights in self.ends)
+
     def handing_over(self, blocks: Sequence[bool]) -> float:
         """Bytes that inner blocks hold of values that others hand to them. `blocks` says for each block, in the order
         of the model, whether it is recomputed."""
@@ -517,8 +527,8 @@ class _Ends:
         self.waits = each(lambda rank: float(not (rank.relays or rank.begins)))
         self.ends = each(lambda rank: float(rank.relays and not rank.first))
         self.busy = weight * self.part + self.step
-        self.memory = each(lambda rank: math.fsum(a.fixed + a.live * flights for a, flights in rank.ends))
-        self.hosted = each(lambda rank: math.fsum(a.hosted + a.hosted_live * flights for a, flights in rank.ends))
+        self.memory = each(lambda rank: rank.stored)
+        self.hosted = each(lambda rank: rank.hosted)
         self.host = each(lambda rank: rank.host)
         self.replay = each(lambda rank: max((a.replay for a, _ in rank.ends), default=0.0))
         self.transient = each(lambda rank: max((a.transient for a, _ in rank.ends), default=0.0))

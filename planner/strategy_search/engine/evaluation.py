@@ -295,9 +295,9 @@ class Evaluation:
         host cannot hold is looked for again at prices of the host's memory.
         """
         found, fits = self._settled_at(0.0)
-        prices = iter(_OF_HOST if fits and self.setting.host < math.inf else ())
-        while found is None and (share := next(prices, None)) is not None:
-            found, _ = self._settled_at(share * bound / self.setting.host)
+        for share in _OF_HOST if fits and self.setting.host < math.inf else ():
+            if found is None:
+                found, _ = self._settled_at(share * bound / self.setting.host)
         return found, bound if fits else math.inf
 
     def _settled_at(self, hosted: float) -> tuple[Composed | None, bool]:

@@ -122,7 +122,7 @@ class Finalists:
                 continue
             longest = max(longest, reading() - began)
             plans.append(ranked)
-            if self.maker.fits(ranked.configuration, ranked.plan.prediction):
+            if self.maker.storable(ranked):
                 fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
             elif self.maker.overfull_by(ranked) <= 0:
                 beside = beside or offloaded_fault(ranked.plan.prediction, self.request.cluster)

@@ -91,7 +91,7 @@ class OtherSums:
                     partial(self._may_take_settled, least),
                 )
                 other = self.orders.reordered(other, least)
-                if other.seconds < best.seconds and self.maker.fits(other.configuration, other.plan.prediction):
+                if other.seconds < best.seconds and self.maker.storable(other):
                     best = other
         return best
 
@@ -149,7 +149,7 @@ class OtherSums:
                     lambda one: one.waited,  # it may be overlapped then
                     partial(self._may_take, least + replace(outcome, bound=bound).open_seconds),
                 )
-                fits = self.maker.fits(other.configuration, other.plan.prediction)
+                fits = self.maker.storable(other)
                 if fits and self.overlapping.overlapped(other).seconds < self.overlapping.overlapped(ranked).seconds:
                     source, ranked = contender, other
                     self.room.sources[id(source)] = (source, engine, covering)

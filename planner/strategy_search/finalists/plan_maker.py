@@ -66,8 +66,8 @@ class PlanMaker:
         """The highest predicted peak, in bytes, that a device of each pipeline rank may have."""
         return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
 
-    def fits(self, configuration: Configuration, prediction: Prediction) -> bool:
-        """Whether a plan of a configuration fits on all ranks, and its offloaded tensors fit beside them."""
+    def _fits(self, configuration: Configuration, prediction: Prediction) -> bool:
+        """Whether a plan of a configuration is `storable`."""
         return all_fit(prediction, self.limits_of(configuration), self.request.cluster)
 
     def overfull_by(self, ranked: Ranked) -> Bytes:
@@ -77,7 +77,7 @@ class PlanMaker:
 
     def storable(self, ranked: Ranked) -> bool:
         """Whether a plan fits on the devices, and its offloaded tensors fit beside them."""
-        return self.fits(ranked.configuration, ranked.plan.prediction)
+        return self._fits(ranked.configuration, ranked.plan.prediction)
 
     def as_found(
         self,
@@ -153,7 +153,7 @@ class PlanMaker:
         if not faster or self._overflows(found, ranks, ranked.bound):
             return ranked
         settled = self.made(found, ranks)
-        if not self.fits(found.configuration, settled.plan.prediction):
+        if not self._fits(found.configuration, settled.plan.prediction):
             return ranked
         return replace(
             ranked,
@@ -165,7 +165,7 @@ class PlanMaker:
 
     def _in_faster_buckets(self, found: Contender, priced: BoundPlan) -> BoundPlan:
         """The plan with its gradients in buckets of another size, if that is left to the search and faster."""
-        fits = partial(self.fits, found.configuration)
+        fits = partial(self._fits, found.configuration)
         if self.request.update.buckets != AUTO_BUCKETS or not fits(priced.plan.prediction):
             return priced
         machine = self.engine.machine(found.configuration)
@@ -230,7 +230,7 @@ class PlanMaker:
         if request.update.gathers == AUTO_GATHERS and gathers_nothing(bound):
             alike = with_update(bound, replace(bound.plan.training.update, gathers=EACH))
             said = self._in_needed_buckets(alike, machine)
-            if alike.plan == bound.plan or self.fits(configuration, said.plan.prediction):
+            if alike.plan == bound.plan or self._fits(configuration, said.plan.prediction):
                 return said
             # blocks are not run one by one then, and more memory is in use at a time
         return self._in_needed_buckets(bound, machine)

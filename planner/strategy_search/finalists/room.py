@@ -82,7 +82,7 @@ class Room:
     def lean(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A plan of a contender that fits, and leaves memory for its overlaps where that is faster."""
         leaner, ranked = self.leaner(found, ranked, cutoff)
-        if not self.maker.fits(found.configuration, ranked.plan.prediction):
+        if not self.maker.storable(ranked):
             return ranked
         return self.with_room(leaner, ranked, cutoff)
 
