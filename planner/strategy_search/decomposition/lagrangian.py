@@ -99,14 +99,17 @@ class Multipliers:
         flights: float,
         under: Passes = NEITHER,
         cap: float = math.inf,
+        *,
+        at_tail: float = 0.0,
     ) -> None:
         """Solve the pieces for a price of memory, with `flights` micro-batches in flight. An infinite price asks for
         the least memory.
 
         `under` has the share from 0 to 1, for each pass, with which the excess of collectives over the computation that
-        overlaps them counts. With a `cap` on the transient bytes of an operator the result is a source of plans and
-        proves no bound."""
-        self.priced += answers([(self.questions, self.questions.at_price(price, flights, under, cap))])
+        overlaps them counts, and `at_tail` that with which the transient bytes of the tail count
+        (`planner.strategy_search.decomposition.questions`). With a `cap` on the transient bytes of an operator the
+        result is a source of plans and proves no bound."""
+        self.priced += answers([(self.questions, self.questions.at_price(price, flights, under, cap, at_tail))])
 
     def solve_all(
         self,
@@ -117,9 +120,8 @@ class Multipliers:
         hosted: float = 0.0,
     ) -> None:
         """`solve` for several (price, flights, under) together, and for the average rank if a setting is given.
-        `at_tail` is the share with which the transient bytes of the tail count
-        (`planner.strategy_search.decomposition.questions`). `hosted` is a price of the host's memory in addition; an
-        infinite one offloads nothing. With it the results are a source of plans and prove no bound."""
+        `hosted` is a price of the host's memory in addition; an infinite one offloads nothing. With it the results are
+        a source of plans and prove no bound."""
         asked = [self.questions.at_price(*one, at_tail=at_tail, hosted=hosted) for one in prices]
         if average is not None:
             asked.append(self.questions.of_average_rank(average))

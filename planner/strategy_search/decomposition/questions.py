@@ -91,7 +91,7 @@ class Questions:
         at_tail: float = 0.0,
         hosted: float = 0.0,
     ) -> Question:
-        """The pieces at a price of memory, as in `Multipliers.solve` and `solve_all`."""
+        """The pieces at a price of memory, as in `Multipliers.solve`."""
         weights = self._weights(price, flights, under)
         if at_tail:
             weights = replace(weights, replay=weights.replay * (1 - at_tail))
