@@ -105,6 +105,7 @@ def test_the_page_has_every_known_source() -> None:
         "f7e15403",
         "10ea39a8",
         "41045f45",
+        "c8b480d6",
     ],
 )
 def test_the_page_of_findings_says_how_each_draw_was_predicted(bench: ModuleType, commit: str) -> None:
