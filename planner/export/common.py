@@ -279,13 +279,14 @@ def _counts(numbers: tuple[int, ...]) -> str:
     return f"{len(numbers)} x {numbers[0]}" if len(set(numbers)) == 1 else ", ".join(map(str, numbers))
 
 
-def batches_left_open(facts: Facts) -> str:
-    """A note on a file that states neither batches nor lengths."""
+def batches_left_open(facts: Facts, micro_batches: int = 1) -> str:
+    """A note on a file that states neither the samples of a micro-batch nor lengths."""
+    of = f"{'one micro-batch' if micro_batches == 1 else f'{micro_batches} micro-batches'} of one sample"
     if facts.own_length is None:
-        return "the file leaves batches to the program: priced as one micro-batch of one sample on each device"
+        return f"the file leaves batches to the program: priced as {of} on each device"
     return (
-        "the file leaves batches and lengths to the program: priced as one micro-batch of one sample of"
-        f" {facts.own_length} tokens on each device; --seq-len says another length"
+        f"the file leaves batches and lengths to the program: priced as {of} of {facts.own_length} tokens on each"
+        " device; --seq-len says another length"
     )
 
 

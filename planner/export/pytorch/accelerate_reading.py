@@ -32,6 +32,8 @@ _WHOLE = (
     " sync_each_batch: priced as reduced after each, so memory is more than this"
 )
 """Source: accelerate 1.15.0, accelerator.py (no_sync: set_requires_gradient_sync); transformers 5.24.0, trainer.py."""
+_STRATEGY = "fsdp_config.fsdp_sharding_strategy"
+_ONE_MACHINE = "HYBRID_SHARD: the file does not say how many machines there are: priced with one replica"
 _SIZES = "parallelism_config.parallelism_config_"
 _KEYS = (
     "distributed_type",
@@ -48,6 +50,8 @@ _PASSED_OVER = (
 )  # fmt: skip
 
 
+_ZERO_STAGE = 2
+"""Default of `zero_stage` (accelerate 1.15.0, utils/dataclasses.py: DeepSpeedPlugin)."""
 _AXOLOTL_LENGTH = "512"
 """Default of `sequence_len` (axolotl, utils/schemas/config.py, 002a637c)."""
 
@@ -74,6 +78,8 @@ def reading_of(settings: Settings, options: Options, facts: Facts, said: Setting
     synced = re.search(r"""sync_each_batch\W{1,4}true""", " ".join(options.words("accelerator_config")), re.IGNORECASE)
     if description.zero and description.micro_batches > 1 and not synced:
         notes.append(_WHOLE)
+    if not settings.has("num_machines") and "HYBRID" in str(settings.value(_STRATEGY)).upper():
+        notes.append(_ONE_MACHINE)
     clip = options.number("max_grad_norm", 1.0)
     update = replace(PLAIN, clip_norm=clip if clip > 0 else None) if batches else PLAIN
     _pass_over(settings)
@@ -90,17 +96,19 @@ def _read_deepspeed(settings: Settings, facts: Facts) -> Reading:
     """DeepSpeed under Accelerate, with its settings in the same file."""
     of = "deepspeed_config."
     inside = {path.removeprefix(of): value for path, value in settings.all if path.startswith(of)}
-    if "zero_stage" not in inside:
-        named = f" ({inside['deepspeed_config_file']!s:.80})" if "deepspeed_config_file" in inside else ""
+    if "deepspeed_config_file" in inside:
         raise ExportError(
-            f"distributed_type: DEEPSPEED; import the file that deepspeed_config_file names{named}, from deepspeed"
+            "distributed_type: DEEPSPEED; import the file that deepspeed_config_file names"
+            f" ({inside['deepspeed_config_file']!s:.80}), from deepspeed"
         )
+    stage = settings.integer(f"{of}zero_stage", _ZERO_STAGE)
+    places = {what: settings.word(f"{of}offload_{what}_device", "none") for what in ("optimizer", "param")}
     devices = facts.devices or settings.integer("num_processes", 0) or None
     said = _mixed(settings, ("no", "bf16", "fp16", "fp8"))
     in_fp8 = said == "fp8"  # bf16 but for linear layers, which is not priced (`unmodelled`)
     words = {word: said == word or (in_fp8 and word == "bf16") for word in ("bf16", "fp16")}
     content: dict[str, Any] = {
-        "zero_optimization": {"stage": inside["zero_stage"]},
+        "zero_optimization": {"stage": stage, **deepspeed.offloaded(stage, places)},
         "gradient_accumulation_steps": inside.get("gradient_accumulation_steps", 1),
         "sequence_parallel_size": settings.integer(f"{_SIZES}sp_size", 1),
         **{word: {"enabled": on} for word, on in words.items()},
@@ -108,7 +116,9 @@ def _read_deepspeed(settings: Settings, facts: Facts) -> Reading:
     if "gradient_clipping" in inside:
         content["gradient_clipping"] = inside["gradient_clipping"]
     reading = deepspeed.reading_of(Settings(content, "YAML"), replace(facts, devices=devices))
-    return replace(reading, unmodelled=unmodelled((*settings.all, ("mixed_precision: fp8", in_fp8))), unread=())
+    priced = tuple(f"{of}offload_{what}_device" for what in places)
+    others = (one for one in settings.all if one[0] not in priced)
+    return replace(reading, unmodelled=unmodelled((*others, ("mixed_precision: fp8", in_fp8))), unread=())
 
 
 def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
@@ -215,7 +225,7 @@ def _read(settings: Settings, options: Options, facts: Facts) -> Description:
     kind = settings.word("distributed_type", "NO")
     if kind not in ("NO", "FSDP") and not kind.startswith("MULTI_"):
         raise ExportError(
-            f"distributed_type: {kind} is not supported; supported are NO, FSDP, MULTI_GPU and other MULTI_*"
+            f"distributed_type: {kind} is not supported; supported are NO, FSDP, DEEPSPEED, MULTI_GPU and other MULTI_*"
         )
     if settings.integer(f"{_SIZES}sp_size", 1) > 1:
         raise ExportError(f"{_SIZES}sp_size: sequences split by DeepSpeed are not read; cp_size is")

@@ -347,13 +347,20 @@ def read(text: str, facts: Facts) -> Reading:
     return reading_of(settings, facts)
 
 
+def offloaded(stage: int, places: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of offload in the ZeRO section, of what ("optimizer", "param") is where. Only ZeRO 3 has that of
+    weights, and no ZeRO has none."""
+    having = ("optimizer", "param")[: 2 if stage == _WEIGHTS else min(stage, 1)]
+    return {f"offload_{what}": {"device": places[what]} for what in having if what in places}
+
+
 def reading_of(settings: Settings, facts: Facts) -> Reading:
     """Settings of DeepSpeed from any source, as a reading."""
     description = common.normalised(_read(settings, facts))
     description = replace(description, update=_read_update(settings, description))
     notes = []
     if all(_given(settings, name) is None for name in _BATCHES[:2]):
-        notes.append(common.batches_left_open(facts))
+        notes.append(common.batches_left_open(facts, description.micro_batches))
     if description.states_at != "device":
         notes.append(common.UPDATED_ON_HOSTS)
     overlaps = settings.value("zero_optimization.overlap_comm")

@@ -83,7 +83,10 @@ def test_a_file_of_the_first_fsdp_is_read(strategy: object, zero: int, replicas:
 @pytest.mark.parametrize(
     ("text", "facts"),
     [
-        ("distributed_type: DEEPSPEED", ("DEEPSPEED", "deepspeed_config_file")),
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json",
+            ("DEEPSPEED", "deepspeed_config_file"),
+        ),
         ("distributed_type: TPU", ("TPU", "NO", "MULTI_GPU", "FSDP")),
         ("distributed_type: MULTI_GPU", ("num_processes", "--devices")),
         ("num_processes: 8\nparallelism_config: {parallelism_config_tp_size: 3}", ("parallelism_config", 3, 8)),
