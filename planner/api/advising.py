@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from planner.api.engine_best import Patience, best_for_engine, priced
 from planner.api.importing import refusing
+from planner.errors import StoppedBy
 
 if TYPE_CHECKING:
     from planner.api.engine_best import EngineBest
@@ -66,11 +67,13 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A configuration and the best one of its engine; `best` is None if nothing was found that fits and is faster."""
+    """A configuration and the best one of its engine; `best` is None if nothing was found that fits and is faster.
+    `stopped_by`: what ended a search before its end."""
 
     found: "Imported"
     best: "EngineBest | None"
     changes: tuple[Change, ...]
+    stopped_by: StoppedBy | None = None
 
 
 def advice_on(found: "Imported", patience: Patience) -> Advice:
@@ -81,7 +84,8 @@ def advice_on(found: "Imported", patience: Patience) -> Advice:
     fits = own.peak_bytes <= own.capacity_bytes
     if best is not None and fits and best.bound.plan.prediction.step_seconds > own.step_seconds * (1 - _WORTH):
         best = None
-    return Advice(found=found, best=best, changes=() if best is None else tuple(_way(found, best)))
+    changes = () if best is None else tuple(_way(found, best))
+    return Advice(found=found, best=best, changes=changes, stopped_by=next(iter(patience.stops), None))
 
 
 def changed_text(advice: Advice) -> str:

@@ -23,7 +23,7 @@ from planner.api.jobs import HARDWARE, TracedModel, machine_given
 from planner.api.requesting import checked
 from planner.api.search_options import SearchOptions
 from planner.api.searching import search, trace
-from planner.errors import PlannerError, RequestError
+from planner.errors import PlannerError, RequestError, StoppedBy
 from planner.graph.fp8 import WORD
 from planner.plan.plan import Plan
 from planner.strategy_search.job import default_precision
@@ -52,6 +52,7 @@ class Outcome:
         price: money per device-hour; None where not given.
         slowdown: expected time over training alone, by failures.
         efficiency: of scaling; None where it is compared with nothing.
+        stopped_by: what ended the search before its end, so that the plan is the best so far; None if nothing did.
     """
 
     case: Case
@@ -61,6 +62,7 @@ class Outcome:
     price: float | None = None
     slowdown: float = 1.0
     efficiency: float | None = None
+    stopped_by: StoppedBy | None = None
 
     @property
     def step(self) -> Interval | None:
@@ -126,6 +128,7 @@ class Outcome:
             "memory_left_bytes": self.memory_left,
             "scaling_efficiency": self.efficiency,
             "reason": self.reason or None,
+            "stopped_by": self.stopped_by,
         }
 
 
@@ -167,10 +170,12 @@ class CaseComparison:
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
     """The number of devices that train a number of tokens in a number of days: `answer` is the searched case with the
-    fewest devices that is fast enough, None if there is none. `looked_at` are all searched cases, by devices."""
+    fewest devices that is fast enough, None if there is none. `looked_at` are all searched cases, by devices.
+    `stopped`: other numbers were not searched."""
 
     days: float
     looked_at: tuple[Outcome, ...]
+    stopped: bool = False
 
     @property
     def answer(self) -> Outcome | None:
@@ -312,7 +317,9 @@ def capacity(
         low, high = (low, at) if _in_time(outcome, days) else (at, high)
         guess = at + 2 if outcome.days is None else _near(sizes, sizes[at] * outcome.days[0] / days)
         at = min(max(guess, low + 1), high - 1, len(sizes) - 1)
-    return Capacity(days=days, looked_at=tuple(looked[size] for size in sorted(looked)))
+    return Capacity(
+        days=days, looked_at=tuple(looked[size] for size in sorted(looked)), stopped=(cancelled or _never)()
+    )
 
 
 def _near(sizes: Sequence[int], wanted: float) -> int:
@@ -336,7 +343,7 @@ def _searched(
         found = search(model, machine, on_progress=on_progress, cancelled=stop, **options)
     except PlannerError as error:
         return Outcome(case=case, plan=None, reason=str(error))
-    return Outcome(case=case, plan=found.plan)
+    return Outcome(case=case, plan=found.plan, stopped_by=found.statistics.stopped_by)
 
 
 def _traced(

@@ -7,11 +7,11 @@ micro-batches and other recomputation is tried too. The fastest plan that fits i
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.api.carrying import Subject, asked_like, plan_of
-from planner.errors import PlannerError
+from planner.errors import LimitError, PlannerError, StoppedBy
 
 if TYPE_CHECKING:
     from planner.export.description import Description
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Prediction
     from planner.strategy_search.engine.scheduling import Assumed
+    from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.result import Progress, SearchResult
 
 _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -52,11 +53,26 @@ class EngineBest:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """Limits of the search: seconds per search, `cancelled` to end all of them, and `on_progress`."""
+    """Limits of the search: seconds per search, `cancelled` to end all of them, and `on_progress`. `stops` gets what
+    ended a search before its end."""
 
     time_limit: float | None = None
     on_progress: "Callable[[Progress], None]" = lambda _: None
     cancelled: Callable[[], bool] = lambda: False
+    stops: "list[StoppedBy]" = field(default_factory=list)
+
+    def plan_for(self, request: "SearchRequest") -> "SearchResult":
+        """The best plan of a request, or the best so far."""
+        from planner.strategy_search.objectives import plan_for
+
+        try:
+            found = plan_for(request, self.on_progress, self.cancelled)
+        except LimitError as error:
+            self.stops.append(error.by)
+            raise
+        if found.statistics.stopped_by is not None:
+            self.stops.append(found.statistics.stopped_by)
+        return found
 
 
 def best_for_engine(subject: Subject, target: "Target", here: "Description", patience: Patience) -> EngineBest | None:
@@ -83,13 +99,12 @@ def _within_space(subject: Subject, target: "Target", here: "Description", patie
     """The best plan in the engine's space for the training of a description; None if the job is outside of that space
     or nothing fits."""
     from planner.engines.spaces import SPACES
-    from planner.strategy_search.objectives import plan_for
 
     if target.name not in SPACES:
         return None
     request = asked_like(subject, here, space=SPACES[target.name], time_limit=patience.time_limit)
     try:
-        return plan_for(request, patience.on_progress, patience.cancelled)
+        return patience.plan_for(request)
     except PlannerError:
         return None
 
@@ -149,7 +164,6 @@ def _varied(here: "Description") -> "Iterator[Description]":
 
 def _searched(subject: Subject, target: "Target", here: "Description", patience: Patience) -> "Iterator[Description]":
     from planner.export.describe import describe
-    from planner.strategy_search.objectives import plan_for
     from planner.strategy_search.request.offload import NOTHING
     from planner.strategy_search.request.space import Pinned
 
@@ -157,10 +171,11 @@ def _searched(subject: Subject, target: "Target", here: "Description", patience:
     for pins in _PINNED[target.name]:
         for way in _RECOMPUTE:
             if patience.cancelled():
+                patience.stops.append("interrupt")
                 return
             pinned = Pinned(**pins, recompute=way, interleave=1, slices=1, even=True, offload=NOTHING)  # type: ignore[arg-type]
             try:
-                result = plan_for(replace(request, pinned=pinned), patience.on_progress, patience.cancelled)
+                result = patience.plan_for(replace(request, pinned=pinned))
                 yield replace(describe(result.bound), sequence_length=here.sequence_length)
             except PlannerError:
                 continue

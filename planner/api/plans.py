@@ -17,7 +17,7 @@ from planner.api.checks import amounts, callbacks, file_path, number, public, te
 from planner.api.jobs import HARDWARE, traced_model, warned
 from planner.api.kinds import kind_of
 from planner.api.planned import PlanOrPath, built_model, loaded, planned_graph
-from planner.errors import ModelError, RequestError
+from planner.errors import ModelError, RequestError, StoppedBy
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.differences import Comparison, Traced, compare
 from planner.plan.compare.explanation import Sensitivity
@@ -157,6 +157,7 @@ class Advised:
         gap: by how much a plan of the engine's space may be faster; None if unknown.
         changes: the changes to it, cheapest first; their savings sum to the total.
         text: the file with the changes; None without changes, or if it is not TOML, YAML or JSON.
+        stopped_by: what ended a search early, so that there may be better ones; None if nothing did.
     """
 
     now: Plan
@@ -164,6 +165,7 @@ class Advised:
     gap: float | None
     changes: "tuple[Change, ...]"
     text: str | None
+    stopped_by: StoppedBy | None = None
 
     def __repr__(self) -> str:
         here = f"{self.now.prediction.step_seconds:.3g} s a step"
@@ -299,6 +301,7 @@ def advise(
         gap=None if advice.best is None else advice.best.gap,
         changes=advice.changes,
         text=changed,
+        stopped_by=advice.stopped_by,
     )
 
 

@@ -21,12 +21,8 @@ WIDTH = 120
 """Width of a report that goes into a file or a pipe."""
 
 
-_STOPPED: "Mapping[StoppedBy, str]" = MappingProxyType(
-    {
-        "interrupt": "Stopped by Ctrl-C; this is the best so far.",
-        "memory": "Stopped by the planner's memory limit; this is the best so far. --planner-memory SIZE gives more.",
-        "time": "Stopped by the time limit; this is the best so far. --time-limit SECONDS gives more.",
-    }
+_MORE: "Mapping[StoppedBy, str]" = MappingProxyType(
+    {"interrupt": "", "memory": " --planner-memory SIZE gives more.", "time": " --time-limit SECONDS gives more."}
 )
 
 
@@ -112,6 +108,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         proof_text,
         simpler_text,
         simulated_text,
+        stopped_text,
         without_fp8_text,
     )
     from planner.strategy_search.request.offload import offload_of
@@ -120,7 +117,8 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
     console.print()
     if answer.found.stopped_by is not None:
-        console.print(_STOPPED[answer.found.stopped_by], soft_wrap=True)
+        by = answer.found.stopped_by
+        console.print(f"{stopped_text(by)}; this is the best so far.{_MORE[by]}", soft_wrap=True)
     covered = all(result.covered for result in answer.found.results)
     console.print(
         proof_text(

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rich.console import RenderableType
 
+from planner.errors import StoppedBy
 from planner.plan.plan import Prediction
 from planner.plan.words import telling
 from planner.report.table import table_of
@@ -37,8 +39,21 @@ _SAME = 5e-4
 _LEAST_SHOWN = 1e-4
 """Smallest gap that is shown."""
 
+_STOPPED: "Mapping[StoppedBy, str]" = MappingProxyType(
+    {
+        "interrupt": "Stopped by Ctrl-C",
+        "memory": "Stopped by the planner's memory limit",
+        "time": "Stopped by the time limit",
+    }
+)
+
 _NONE = 1e-9
 """Gaps up to this are rounding errors."""
+
+
+def stopped_text(by: StoppedBy) -> str:
+    """What ended a search before its end: `Stopped by the time limit`."""
+    return _STOPPED[by]
 
 
 def proof_text(

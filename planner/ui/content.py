@@ -15,7 +15,7 @@ from planner.plan.layout.decisions import decisions
 from planner.plan.layout.patterns import Patterns
 from planner.plan.layout.roles import Roles, roles
 from planner.report.rows import degree_rows, figure_rows, job_text, tiles_of
-from planner.report.search import proof_text, simpler_text
+from planner.report.search import proof_text, simpler_text, stopped_text
 from planner.report.units import bytes_text, seconds_text
 from planner.report.words import SHOWN, short_name
 from planner.sharding.rule import splittable
@@ -79,7 +79,8 @@ def plan_content(shown: Shown) -> Content:
         "decisions": list(decisions(bound, found)),
         "axes": list(plan.mesh.names),
         "operators": _operators(bound, found),
-        "proof": proof_text(
+        "proof": _early(shown)
+        + proof_text(
             result.status,
             result.gap,
             "in the search space",
@@ -92,6 +93,12 @@ def plan_content(shown: Shown) -> Content:
         else simpler_text(result.slower, len(simpler.decisions), len(simpler.fastest_decisions)).partition(";")[0],
         "pins": _pins(bound, found),
     }
+
+
+def _early(shown: Shown) -> str:
+    """What to say before the proof of a last plan whose search did not end by itself."""
+    by = shown.result.statistics.stopped_by
+    return "" if by is None or not shown.final else f"{stopped_text(by)}; this is the best so far. "
 
 
 def _operators(bound: BoundPlan, found: Roles) -> list[Content]:

@@ -13,7 +13,7 @@ from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_of, model_of
-from planner.cli.stopping import SAID, stoppable
+from planner.cli.stopping import stoppable
 from planner.cli.texts import say
 from planner.cli.waiting import waiting
 from planner.errors import PlannerError
@@ -76,6 +76,7 @@ def advise(
         from planner.api.engine_best import Patience
         from planner.cli.tracing import traced
         from planner.plan.writing import check_place, write_atomically
+        from planner.report.search import stopped_text
 
         if output is not None:
             check_place(output)
@@ -106,8 +107,8 @@ def advise(
             write_json("plan advise", _content(advice, None if written is None else output))
         else:
             _print(advice, output, written, verbose)
-            if stopped():
-                say(f"{SAID}: there may be better ones.")
+            if advice.stopped_by is not None:
+                say(f"{stopped_text(advice.stopped_by)}: there may be better ones.")
             if refusal is not None:  # the result is still worth reading
                 raise refusal
 
@@ -137,6 +138,7 @@ def _content(advice: "Advice", output: Path | None) -> dict[str, Any]:
             for one in advice.changes
         ],
         "file": None if output is None else str(output),
+        "stopped_by": advice.stopped_by,
     }
 
 

@@ -179,7 +179,7 @@ def capacity(
         elif as_csv:
             _write_csv(found.to_rows())
         else:
-            _print_capacity(found, stopped())
+            _print_capacity(found)
         if found.answer is None:
             raise typer.Exit(3)
 
@@ -272,6 +272,7 @@ def capacity_content(found: "Capacity") -> dict[str, Any]:
         "days": found.days,
         "devices": None if answer is None else answer.case.devices,
         "rows": found.to_rows(),
+        "stopped": found.stopped,
     }
 
 
@@ -289,6 +290,7 @@ def _print_cases(
 ) -> None:
     """One table; columns that are empty, or equal in all cases, are left out. `available` days are enough, or not, in
     the digits that are shown."""
+    from planner.report.search import stopped_text
     from planner.report.table import table_of
 
     cells = [_cells(one, fastest, cheapest) for one in outcomes]
@@ -311,6 +313,9 @@ def _print_cases(
     for one in outcomes:
         if one.reason:
             console.print(f"{_phase(one.case)}: {one.reason}", soft_wrap=True)
+        if one.stopped_by is not None:
+            by = stopped_text(one.stopped_by)
+            console.print(f"{_phase(one.case)}: {by}; its plan is the best so far", soft_wrap=True)
 
 
 def _cells(one: "Outcome", fastest: "Outcome | None", cheapest: "Outcome | None") -> dict[str, str]:
@@ -381,10 +386,10 @@ def _remark(found: "CaseComparison", failures: float) -> None:
         console.print(f"{SAID}: cases that were not searched by then are missing.", soft_wrap=True)
 
 
-def _print_capacity(found: "Capacity", stopped: bool) -> None:
+def _print_capacity(found: "Capacity") -> None:
     _print_cases(found.looked_at, available=found.days)
     console, answer = console_of(), found.answer
-    if stopped:
+    if found.stopped:
         console.print(f"{SAID}: {'more devices may be enough' if answer is None else 'fewer devices may be enough'}.")
     if answer is None:
         most = found.looked_at[-1].case.devices

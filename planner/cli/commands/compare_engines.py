@@ -48,6 +48,7 @@ class Row:
             "gap": None if found is None else found.gap,
             "words": None if found is None else words_of(found),
             "why": self.why or None,
+            "stopped_by": None if found is None else found.statistics.stopped_by,
         }
 
 
@@ -134,6 +135,7 @@ def _row(request: "SearchRequest", space: "EngineSpace | None", console: "Consol
 
 def show(rows: Sequence[Row]) -> None:
     """Print the table, and why nothing was found for some engines."""
+    from planner.report.search import stopped_text
     from planner.report.table import table_of
     from planner.report.units import bytes_text, seconds_text
 
@@ -156,3 +158,5 @@ def show(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.why:
             console.print(f"{row.name}: {row.why}", soft_wrap=True)
+        if row.result is not None and (by := row.result.statistics.stopped_by) is not None:
+            console.print(f"{row.name}: {stopped_text(by)}; its plan is the best so far", soft_wrap=True)

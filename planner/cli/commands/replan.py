@@ -11,7 +11,7 @@ from planner.cli.options import Levels
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_of
-from planner.cli.stopping import SAID, stoppable
+from planner.cli.stopping import stoppable
 from planner.cli.texts import say
 from planner.cli.waiting import waiting
 
@@ -47,6 +47,7 @@ def replan(
         from planner.plan.compare.repricing import repriced
         from planner.plan.file import load_plan, save_plan
         from planner.plan.writing import check_place
+        from planner.report.search import stopped_text
 
         plan = load_plan(plan_file)
         if output is not None:
@@ -62,10 +63,10 @@ def replan(
                 found = replanned(plan, kept, traced.graph, traced.batch, machine, wait.searched, stopped)
         if output is not None:
             save_plan(found.plan, output)
-        content = _content((plan_file, output), found)
+        content, by = _content((plan_file, output), found), found.found.statistics.stopped_by
         left = "" if cluster is not None else _levels_left_out(plan, found.plan)
         if as_json:
-            write_json("plan replan", {**content, "stopped": stopped()})
+            write_json("plan replan", {**content, "stopped": by is not None})
             if left:
                 say(f"note: {left}", err=True)
             return
@@ -74,8 +75,8 @@ def replan(
             say(left)
         if output is not None:
             say(f"Plan written to {output}")
-        if stopped():
-            say(f"{SAID}: there may be faster plans.")
+        if by is not None:
+            say(f"{stopped_text(by)}: there may be faster plans.")
 
 
 def _levels_left_out(before: "Plan", after: "Plan") -> str:

@@ -90,6 +90,7 @@ class Advised(Strict):
     gap: float | None
     changes: list[AdvisedChange]
     file: str | None
+    stopped_by: Literal["interrupt", "memory", "time"] | None
 
 
 class Outcome(Strict):
@@ -346,7 +347,8 @@ class Compared(Strict):
 
 
 class Case(Strict):
-    """A case of a comparison. Costs are in the currency of --price; `reason` says why there is no plan."""
+    """A case of a comparison. Costs are in the currency of --price; `reason` says why there is no plan, `stopped_by`
+    what ended its search early."""
 
     model: str
     hardware: str
@@ -370,6 +372,7 @@ class Case(Strict):
     memory_left_bytes: Number
     scaling_efficiency: Number
     reason: Text
+    stopped_by: Literal["interrupt", "memory", "time"] | None
 
 
 class Cases(Strict):
@@ -389,6 +392,7 @@ class Enough(Strict):
     days: float
     devices: int | None
     rows: list[Case]
+    stopped: bool
 
 
 class EngineRow(Strict):
@@ -402,6 +406,7 @@ class EngineRow(Strict):
     gap: Number
     words: dict[str, str] | None
     why: Text
+    stopped_by: Literal["interrupt", "memory", "time"] | None
 
 
 class ComparedEngines(Strict):

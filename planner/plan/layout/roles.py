@@ -168,10 +168,12 @@ def _norms_cut(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
 def _zero_shares(bound: BoundPlan) -> tuple[tuple[str, float], ...]:
     """The ZeRO stages of the parameters, and the share of the parameters that each covers, the largest first:
 
-    3 where weights are gathered for use, 2 where the gradient is cut finer than the weight, 1 where only the state is.
+    3 where weights are gathered for use (without a backward pass there is nothing else), 2 where the gradient is cut
+    finer than the weight, 1 where only the state is.
     Experts that are cut over all devices that shard other parameters have nothing left to shard.
     """
     sizes: Counter[str] = Counter()
+    whole = "3 (weights, gradients and states)" if bound.plan.schedule_kind.trains else "3 (weights)"
     wanted, shared = _wanted(bound), dict[str, set[int]]()
     for name, stored in bound.parameters.items():
         axes = range(len(stored.weight))
@@ -183,7 +185,7 @@ def _zero_shares(bound: BoundPlan) -> tuple[tuple[str, float], ...]:
         if bound.plan.training.update.owned:
             shared[name] |= set(owned_axes(stored, bound.plan.mesh.sizes))
         cut = any(stored.gradient[axis].is_shard and not stored.weight[axis].is_shard for axis in axes)
-        word = "3 (weights, gradients and states)" if gathered else "2 (gradients and states)" if cut else "1 (states)"
+        word = whole if gathered else "2 (gradients and states)" if cut else "1 (states)"
         sizes[word if shared[name] else "off"] += bound.graph.types[name].numel
     some = set[int]().union(*shared.values())
     for name, stored in bound.parameters.items():
