@@ -199,6 +199,8 @@ class Software:
         adds: whether kernels of weight gradients add to the gradient kept for the step (Megatron's main gradient).
         exchanges_at_once: whether rows go to experts by one all-to-all among all devices that share the experts, not by
             one along each axis of the mesh.
+        exchanges_parts: whether devices that have parts of the width of the same experts exchange each a part of the
+            rows, and gather them afterwards, instead of each exchanging all of them.
         owns_whole: whether its ZeRO 1 shards optimizer states by whole parameters: gradients are all-reduced, and each
             owner broadcasts the parameters that it has updated.
         copies_gradients: how many kernels of their own copy a whole gradient on its way into a reduce-scatter, reading
@@ -299,6 +301,7 @@ class Software:
     composed_gelu: bool = False
     current_scaling: bool = False
     exchanges_at_once: bool = False
+    exchanges_parts: bool = False
     owns_whole: bool = False
     reduces_whole: bool = False
     copies_gradients: int = 0

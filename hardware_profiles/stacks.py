@@ -72,6 +72,7 @@ class _StackFile(Strict):
     grouped_us: Number | None = None
     adds: bool = False
     exchanges_at_once: bool = False
+    exchanges_parts: bool = False
     owns_whole: bool = False
     copies_gradients: NonNegativeInt = 0
     sums_biases: bool = False
@@ -122,6 +123,7 @@ class _StackFile(Strict):
             buffers=self.buffers_mib.value * MIB,
             adds=self.adds,
             exchanges_at_once=self.exchanges_at_once,
+            exchanges_parts=self.exchanges_parts,
             owns_whole=self.owns_whole,
             copies_gradients=self.copies_gradients,
             sums_biases=self.sums_biases,

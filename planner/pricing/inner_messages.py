@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import collective_time, once_share
-from hardware_profiles import Bytes, Cluster
+from hardware_profiles import Bytes, Cluster, Group
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import InnerCollective, Rule, Strategy, local_extents, loop_extents, ring_axis
@@ -25,7 +25,8 @@ class InnerMessage:
     `comes_round`: whether it circulates in a ring. `home`: whether the last one backward returns a result to its owner.
     An exchange along several axes is a message on each axis, one after the other. If the devices of these axes are
     contiguous, `line` has the size and stride of all of them for the outermost axis, and those of one device for the
-    other axes: software may exchange all at once."""
+    other axes: software may exchange all at once. `beside` has the axes whose devices exchange the same rows, as each
+    has a part of the width of the experts."""
 
     message: Message
     forward: int
@@ -33,6 +34,7 @@ class InnerMessage:
     comes_round: bool = False
     home: bool = False
     line: tuple[int, int] | None = None
+    beside: tuple[int, ...] = ()
 
 
 def inner_messages(
@@ -102,7 +104,10 @@ def inner_seconds(rule: Rule, inner: InnerMessage, mesh: Mesh, cluster: Cluster)
     """Seconds of such a message. A dispatcher may send a token once to each of n devices or nodes that have some of its
     k chosen experts: n counts the units of the outermost network that they cross, whose bandwidth decides. Or all
     devices gather all tokens, and reduce-scatter the results of their experts: each pass has one of either, so that a
-    message takes the mean (`MoEAllGatherTokenDispatcher` of Megatron-Core)."""
+    message takes the mean (`MoEAllGatherTokenDispatcher` of Megatron-Core).
+
+    Devices that have parts of the width of the same experts may exchange each a part of the rows, and gather them
+    afterwards (`MoEAlltoAllTokenDispatcher`), of the k rows of a token those beyond the one that the plan gathers."""
     message = inner.message
     if message.axis is None:
         return message_seconds(message, mesh, cluster)
@@ -111,16 +116,26 @@ def inner_seconds(rule: Rule, inner: InnerMessage, mesh: Mesh, cluster: Cluster)
     size, stride = inner.line if at_once and inner.line is not None else (axis.size, axis.stride)
     if size == 1:
         return 0.0  # sent with the message along the outermost axis
-    group, nbytes = cluster.group(size, stride), message.nbytes
+    group, nbytes, gathering = cluster.group(size, stride), message.nbytes, 0.0
     if rule.op_class == "experts":
         chosen = rule.factors[rule.index["k"]].extent if "k" in rule.index else 1
+        if cluster.software.exchanges_parts and cluster.software.dispatcher != "allgather":
+            for at in inner.beside:
+                beside = mesh.axes[at]
+                gathering += (1 - 1 / chosen) * _gathered_seconds(nbytes, cluster.group(beside.size, beside.stride))
+                nbytes /= beside.size
         if cluster.software.dispatcher == "once":
             nbytes *= once_share(chosen, group.spans[-1].count)
         if cluster.software.dispatcher == "allgather" and message.kind == "all_to_all":
-            gathered = size * nbytes / chosen
-            both = [collective_time(kind, gathered, group) for kind in ("all_gather", "reduce_scatter")]
-            return float(sum(both) / len(both))
-    return float(collective_time(message.kind, nbytes, group))
+            return _gathered_seconds(size * nbytes / chosen, group)
+    return gathering + float(collective_time(message.kind, nbytes, group))
+
+
+def _gathered_seconds(nbytes: Bytes, group: Group) -> float:
+    """Seconds of rows that are gathered on the way to experts, and whose results are reduce-scattered on the way back:
+    the mean of both."""
+    both = [collective_time(kind, nbytes, group) for kind in ("all_gather", "reduce_scatter")]
+    return float(sum(both) / len(both))
 
 
 def _message(
@@ -151,7 +166,16 @@ def _message(
         comes_round=comes_round,
         home=inner.home,
         line=None if line is None or inner.kind != "all_to_all" else (line[0] if outermost else 1, line[1]),
+        beside=_beside(rule, strategy, mesh) if inner.kind == "all_to_all" and inner.factors else (),
     )
+
+
+def _beside(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]:
+    """The axes that cut the width of experts."""
+    if rule.op_class != "experts":
+        return ()
+    width = rule.index["f"]
+    return tuple(axis for axis, choice in enumerate(strategy) if choice == width and mesh.sizes[axis] > 1)
 
 
 def exposed_seconds(

@@ -14,7 +14,7 @@ from planner.pricing.kernels.seconds import kernel_seconds
 from planner.pricing.message import Message
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.mesh import Mesh, build_mesh
-from planner.sharding.rule import Rule
+from planner.sharding.rule import Rule, named_strategy
 from planner.sharding.rules import rule_of
 from tests.unit.pricing.test_experts import RULE as EXPERTS
 from tests.unit.search.cases import traced
@@ -74,6 +74,25 @@ def test_an_exchange_along_several_axes_is_one_among_all_their_devices(
     assert len(rows(cut, engine)) > len(rows(flat, engine)) > 0
     assert sum(rows(cut, engine)) == pytest.approx(sum(rows(flat, engine)))
     assert sum(rows(cut, own)) > 1.1 * sum(rows(flat, own))
+
+
+@pytest.mark.parametrize("name", ["megatron", "mindspeed"])
+def test_devices_with_parts_of_the_same_experts_exchange_each_its_own_rows(name: str) -> None:
+    """Megatron-Core's dispatcher: an all-to-all of the rows of one device, and after it the devices gather rows. The
+    plan gathers each token once already. Our own runtime exchanges what it has gathered: all rows on each device."""
+    engine, own = run_by(name, 32), CLUSTER.with_devices(32)
+    mesh, chosen = build_mesh(engine, (4, 8)), EXPERTS.factors[EXPERTS.index["k"]].extent
+    strategy = named_strategy(EXPERTS, ("e@b", "f"), "experts")
+    sent = [one for one in inner_messages(EXPERTS, strategy, mesh) if one.backward]
+    assert len(sent) == 2  # rows and their weights
+    for one in sent:
+        nbytes, (far, near) = one.message.nbytes, (engine.group(4, 8), engine.group(8, 1))
+        gathered = [float(collective_time(kind, nbytes, near)) for kind in ("all_gather", "reduce_scatter")]
+        wanted = float(collective_time("all_to_all", nbytes / 8, far)) + (1 - 1 / chosen) * sum(gathered) / 2
+        assert inner_seconds(EXPERTS, one, mesh, engine) == pytest.approx(wanted)
+        assert inner_seconds(EXPERTS, one, mesh, own) == pytest.approx(
+            float(collective_time("all_to_all", nbytes, own.group(4, 8)))
+        )
 
 
 def test_the_exchange_of_experts_is_hidden_from_container_2606_on() -> None:
