@@ -70,8 +70,13 @@ _PASSED_OVER = frozenset(
      "position_embedding_type", "should_pad_vocab", "multi_latent_attention",
      "use_transformer_engine", "apply_rope_fusion", "ckpt_format", "train_iters", "eval_iters", "bf16", "fp16", "fp32",
      "overlap_p2p_comm", "batch_p2p_comm", "moe_enable_deepep", "moe_flex_dispatcher_backend", "main_params_dtype",
-     "rotary_scaling_factor", "mscale", "mscale_all_dim"}
+     "rotary_scaling_factor", "mscale", "mscale_all_dim", "megatron_amp_O2"}
 )  # fmt: skip
+_O2 = "model.megatron_amp_O2"
+_AUTOCAST = (
+    "false, so weights are in fp32 and rounded for each use: priced as 16-bit weights with fp32 masters, so a step"
+    " takes longer than this"
+)
 
 
 def read(text: str, facts: Facts) -> Reading:
@@ -345,7 +350,7 @@ def _read_yaml(text: str, facts: Facts) -> Reading:
             "trainer, model: neither degrees nor batches of Megatron-LM are below them (model.micro_batch_size and the"
             " like); give the file of a language model"
         )
-    return _read_given(given, facts)
+    return _read_given({_O2: False, **given}, facts)  # the default of NeMo 1
 
 
 def _read_given(given: Mapping[str, Any], facts: Facts) -> Reading:
@@ -381,9 +386,13 @@ def _read_given(given: Mapping[str, Any], facts: Facts) -> Reading:
     options |= dict(_precision_options(str(given.get("trainer.precision", "bf16")), wide))
     reading = reading_of(Options(options), facts, "nemo")
     unread = tuple(path for path in given if path.rpartition(".")[2] not in _KNOWN)
+    mattering = unmodelled((path, value) for path, value in given.items() if path != "model.fp8")
+    narrow = reading.description.precision != "fp32" and given.get("model.fsdp") is not True
+    if narrow and given.get(_O2, True) is False:
+        mattering = (*mattering, f"{_O2}: {_AUTOCAST}")
     return Reading(
         description=reading.description,
-        unmodelled=unmodelled((path, value) for path, value in given.items() if path != "model.fp8"),
+        unmodelled=mattering,
         notes=reading.notes,
         unread=unread,
         stack="nemo",

@@ -185,6 +185,18 @@ def test_fsdp_of_nemo_1_is_read() -> None:
     assert read_recipe(added).description.zero == 3
 
 
+@pytest.mark.parametrize(("added", "said"), [
+    ("", True), ("  megatron_amp_O2: false\n", True), ("  megatron_amp_O2: true\n", False), ("  fsdp: true\n", False),
+])  # fmt: skip
+def test_weights_that_autocast_rounds_are_said_to_have_no_price(added: str, said: bool) -> None:
+    """NeMo 1.23 (megatron_gpt_model.py): without megatron_amp_O2, the default, the module is no Float16Module."""
+    for precision in ("bf16", "32"):
+        text = YAML.replace("bf16", precision) + added
+        found = TARGETS["nemo"].read(text, Facts(layers=32, devices=None, architecture=None))
+        assert any("megatron_amp_O2" in line for line in found.unmodelled) == (said and precision == "bf16")
+        assert not any("megatron_amp_O2" in path for path in found.unread)
+
+
 def test_degrees_of_nemo_1_that_other_keys_say_are_refused() -> None:
     with refused(ExportError, "model.tensor_model_parallel_size", "write the number"):
         read_yaml("  tensor_model_parallel_size: ${oc.env:TP}\n")
