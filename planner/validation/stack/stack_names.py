@@ -1,7 +1,8 @@
 """The training stack of a run, as far as its row says.
 
     what the row says                                            stack
-    a name in its column `stack`                                 that one; of Megatron-LM that of its date
+    a name in its column `stack`                                 that one; of Megatron-LM that of its date; modules of
+                                                                 Hugging Face under DeepSpeed that of DeepSpeed
     a device of Ascend                                           mindformers by its name, else mindspeed
     PaddlePaddle                                                 paddle
     Megatron FSDP                                                megatron, whatever the ZeRO stage
@@ -98,6 +99,8 @@ def _named(row: Row, named: str, zero: int) -> str:
     """The stack of a row that names one, by its version."""
     if named in ("fsdp", "pytorch") and row.compiled():  # our runtime of that name compiles nothing
         return "fsdp-compiled"
+    if mentions(row.text("stack").lower(), HUGGING_FACE) and mentions(row.text("other_flags").lower(), "deepspeed"):
+        return _version(row, "deepspeed", zero)
     if row.text("stack").lower().startswith("megatron-lm"):  # the framework's kernels go by the date
         return _megatron(row)
     if re.match(BRIDGE, row.text("stack").lower()) and fuses_experts(row):
