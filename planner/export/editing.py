@@ -29,7 +29,26 @@ _PADDING = ("make-vocab-size-divisible-by",)
 _ARGUMENTS = ("per-device-train-batch-size", "gradient-accumulation-steps", "gradient-checkpointing")
 _AXOLOTL = ("micro-batch-size", "gradient-accumulation-steps", "gradient-checkpointing")
 """Samples of a micro-batch, micro-batches, and whether blocks are recomputed."""
+_SWITCHES = frozenset({
+    "gradient-checkpointing", "recompute-activations", "moe-layer-recompute", "checkpoint-activations",
+    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
+})  # fmt: skip
+"""Options without a value that exporters do not write."""
 _ABSENT = object()
+_TOGETHER: tuple[tuple[str, ...], ...] = (
+    (
+        "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules",
+        "recompute-activations", "moe-layer-recompute", "checkpoint-activations", "activations-checkpoint-method",
+    ),
+    (
+        "pipeline-model-parallel-layout", "num-layers-per-virtual-pipeline-stage", "num-layer-list",
+        "num-virtual-stages-per-pipeline-rank", "decoder-first-pipeline-num-layers", "pp-partition-method",
+        "decoder-last-pipeline-num-layers", "account-for-embedding-in-pipeline-split",
+        "account-for-loss-in-pipeline-split",
+    ),
+)  # fmt: skip
+"""Options of Megatron-LM, and of older versions and software on it, of which several say one thing: where one of them
+changes, all of them are written anew."""
 
 
 def edited(target: Target, text: str, before: Job, after: Description) -> str:
@@ -58,12 +77,16 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
             for (name,), value in changes.items()
             if name not in _PADDING  # the vocabulary of the file is padded as it was
         }
+        for names in _TOGETHER:
+            if not options.keys().isdisjoint(names):
+                options |= {name: None if (value := new.get((name,))) is None else str(value) for name in names}
         keys = re.search(r"^MODEL_ARGS:|^modules:|^system:", text, re.MULTILINE) is not None
-        return edited_keys(text, options) if keys else edited_options(text, options)
+        switches = {name for (name,), value in {**old, **new}.items() if value == ""} | _SWITCHES
+        return edited_keys(text, options) if keys else edited_options(text, options, switches)
     of_program = _of_program(text, before.description, after)
     if of_program is not None:
         keys = re.search(r"^[\"']?[a-z_]+[\"']?:", text, re.MULTILINE) is not None
-        return edited_keys(text, of_program) if keys else edited_options(text, of_program)
+        return edited_keys(text, of_program) if keys else edited_options(text, of_program, _SWITCHES)
     words = ", ".join(
         f"{'.'.join(path)} {'left out' if value is _ABSENT else value}" for path, value in sorted(changes.items())
     )

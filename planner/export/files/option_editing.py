@@ -1,27 +1,31 @@
 """Options of a script, or keys of a YAML file of options, with other values; the user's other lines stay.
 
 A value is written where the option stands, as a number, even in place of a variable: where else a variable is used,
-only a shell knows. A new option goes after an existing one, on its own line if options have one each. An option that
-stands in several places, or has no place, is not changed. The caller reads the text again.
+only a shell knows. It is quoted for the shell, unless it stands in a quoted list of options. A new option goes after
+an existing one, on its own line if options have one each. An option that stands in several places, or has no place, is
+not changed. The caller reads the text again.
 """
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
 
 from planner.export.description import ExportError
+from planner.export.files.shell_words import in_quotes
 
 _ANCHORS = ("micro-batch-size", "tensor-model-parallel-size", "global-batch-size", "pipeline-model-parallel-size",
             "num-layers", "seq-length", "per-device-train-batch-size")  # fmt: skip
 
 
-def edited_options(text: str, changes: Mapping[str, str | None]) -> str:
-    """A script with other values of some options; None removes one.
+def edited_options(text: str, changes: Mapping[str, str | None], switches: Collection[str]) -> str:
+    """A script with other values of some options; None removes one. What stands behind `switches` is not theirs, but
+    for true and false.
 
     Raises ExportError if an option has no place, or several.
     """
     lines = text.splitlines(keepends=True)
     for name, value in sorted(changes.items(), key=lambda change: (change[1] is not None, change[0])):
-        found = _places(lines, name)
+        found = _places(lines, name, switch=name in switches)
         if len(found) > 1:
             raise ExportError(f"--{name} stands {len(found)} times in this script; change it by hand")
         if found:
@@ -76,19 +80,22 @@ def _key_anchor(lines: list[str]) -> tuple[int, str]:
     raise ExportError("no option of this file is a place for a new one; change it by hand")
 
 
-def _option(name: str) -> re.Pattern[str]:
-    value = r"""(?:"[^"\n]*"|'[^'\n]*'|\$\(\([^\n]*?\)\)|[^\s"'\\)]+)"""
-    return re.compile(
-        rf"(?<![\w-])--{_words(name)}(?![\w-])((?:=|[ \t]+)(?!--|\\)(?:{value})(?:[ \t]+(?!--|\\|#){value})*)?"
-    )
+def _option(name: str, switch: bool) -> re.Pattern[str]:
+    """The pattern of an option and its values: of a switch none, or whether it is on; of others the first word, and
+    further ones that are no variable, which may hold other options, and no sign of the shell."""
+    value = r"""(?:"[^"\n]*"|'[^'\n]*'|\$\(\([^\n]*?\)\)|[^\s"'\\);|&<>]+)"""
+    end = r"(?=[\s)\"']|$)"
+    more = rf"""(?:[ \t]+(?!-|\#)[^\s"'\\)$;|&<>]+{end})*"""
+    values = rf"=[^\s\"']*|[ \t]+(?i:true|false){end}" if switch else rf"(?:=|[ \t]+)(?!--|\\){value}{more}"
+    return re.compile(rf"(?<![\w-])--{_words(name)}(?![\w-])({values})?")
 
 
-def _places(lines: list[str], name: str) -> list[tuple[int, re.Match[str]]]:
+def _places(lines: list[str], name: str, *, switch: bool = False) -> list[tuple[int, re.Match[str]]]:
     """Lines with an option, outside comments, and its position in each."""
-    found = []
+    found, option = [], _option(name, switch)
     for n, line in enumerate(lines):
         if not line.lstrip().startswith("#"):
-            found += [(n, match) for match in _option(name).finditer(line)]
+            found += [(n, match) for match in option.finditer(line)]
     return found
 
 
@@ -104,8 +111,15 @@ def _put(lines: list[str], at: int, match: re.Match[str], value: str | None) -> 
             lines[at] = (line[: match.start()] + line[match.end() :].lstrip(" \t")).rstrip(" \t\n") + "\n"
         return
     sign = "=" if given.startswith("=") else " "
-    written = f"{option}{sign}{value}" if value else option
+    written = f"{option}{sign}{_quoted(lines, at, match, value)}" if value else option
     lines[at] = line[: match.start()] + written + line[match.end() :]
+
+
+def _quoted(lines: list[str], at: int, match: re.Match[str], value: str) -> str:
+    """The words of a value as a shell reads them at the place of an option: as they are inside double quotes."""
+    if in_quotes("".join(lines), sum(map(len, lines[:at])) + match.start()):
+        return value
+    return " ".join(shlex.quote(word) for word in value.split(" "))
 
 
 def _add(lines: list[str], name: str, value: str) -> None:
@@ -119,7 +133,7 @@ def _add(lines: list[str], name: str, value: str) -> None:
     line = lines[at]
     underscored = "_" in match[0].partition(" ")[0]
     written = f"--{name.replace('-', '_') if underscored else name}"
-    written += f" {value}" if value else " true" if underscored else ""
+    written += f" {_quoted(lines, at, match, value)}" if value else " true" if underscored else ""
     before, after = line[: match.start()], line[match.end() :]
     if not before.strip() and re.fullmatch(r"[ \t]*\\?[ \t]*\n?", after):
         lines.insert(at + 1, f"{before}{written}{after}")

@@ -175,6 +175,16 @@ def _commands(script: str) -> Iterator[list[str]]:
         yield command
 
 
+def in_quotes(script: str, place: int) -> bool:
+    """Whether a place of a script is inside double quotes. A script without a closing quote has no such place."""
+    at = 0
+    while (match := _TOKEN.match(script, at)) is not None and match.end() <= place:
+        at = match.end()
+    if match is None or match.lastgroup != "word":
+        return False
+    return re.sub(r"""'[^']*'|"(?:\\.|[^"\\])*\"|\\.""", "", script[at:place], flags=re.DOTALL).count('"') % 2 == 1
+
+
 def _brackets(word: str) -> int:
     """How many brackets a word opens: those of an array, not of a value."""
     if '"' in word or "'" in word or "$" in word:

@@ -230,12 +230,14 @@ def _offset(d: Description) -> Any:
 def _script(job: Job) -> str:
     words = "run_mindformer.py --config ${HERE@Q}/train.yaml --use_parallel True --run_mode train ${*@Q}"
     command = f'"{words}"'  # msrun_launcher.sh evaluates it
+    joined = "output/msrun_log True 300"  # without `join` msrun ends at once, and with it a job of Slurm, or a pod
     if job.nodes > 1:
         devices = f"{job.description.devices} {job.processes}"
-        rest = f' {devices} "${{MASTER_ADDR:?}}" "${{MASTER_PORT:-8118}}" "${{NODE_RANK:?}}" output/msrun_log False 300'
+        rest = f' {devices} "${{MASTER_ADDR:?}}" "${{MASTER_PORT:-8118}}" "${{NODE_RANK:?}}" {joined}'
         how = f"Run it on each of {job.nodes} nodes: NODE_RANK=0..{job.nodes - 1} MASTER_ADDR=first-node bash launch.sh"
     else:
-        rest, how = f" {job.processes}", f"Runs on one node with {job.processes} devices: bash launch.sh"
+        rest = f' {job.processes} "${{MASTER_PORT:-8118}}" {joined}'
+        how = f"Runs on one node with {job.processes} devices: bash launch.sh"
     return (
         "#!/usr/bin/env bash\n"
         f"# {one_line(job.model)} with MindSpore Transformers 2.1; MINDFORMERS is its folder.\n# {how}\n"

@@ -158,6 +158,19 @@ def test_everything_to_fill_in_is_in_the_readme_and_in_the_manifests(engine: str
     assert 10 <= len(files["README.md"].splitlines()) <= 20
 
 
+@pytest.mark.parametrize("data", [8, 16])
+def test_msrun_is_waited_for(data: int, tmp_path: Path) -> None:
+    """Without `join` it ends as soon as its processes run, and Slurm and Kubernetes then end these (MindSpore, msrun
+    Launching). Six words start one node, nine several (MindFormers, scripts/msrun_launcher.sh)."""
+    run, environment = written(folder("mindformers", data), tmp_path / "run"), stubs(tmp_path / "bin")
+    (tmp_path / "bin/scripts/msrun_launcher.sh").write_text('printf "%s\\n" "$@"\n')
+    words = started(
+        ["bash", str(run / "launch.sh")], {**environment, "NODE_RANK": "1", "MASTER_ADDR": "first"}, tmp_path
+    )[1:]
+    nodes = ["8", "first", "8118", "1"] if data > 8 else ["8118"]
+    assert words == [str(data), *nodes, "output/msrun_log", "True", "300"]
+
+
 @pytest.mark.parametrize("model", [*HOSTILE, "x" * 100, "llama-tiny+num_layers=2", "", "é", "-"], ids=ascii)
 def test_names_of_objects_are_those_that_kubernetes_takes(model: str) -> None:
     assert re.fullmatch(r"plan(-[a-z0-9]+)*", object_name(model))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from planner.export.target import Facts, Job, Reading
 from planner.export.targets import TARGETS
 from planner.graph.fp8 import Fp8
 from planner.models.zoo import zoo_entry
+from planner.plan.layout.kept import Kept
 from tests.refusals import refused
 
 HERE = Path(__file__).parents[2] / "data" / "published"
@@ -541,6 +543,81 @@ def test_an_option_is_changed_where_it_stands() -> None:
     twice = text.replace("    --bf16", "    --micro-batch-size 1 --bf16")
     with refused(ExportError, "--micro-batch-size", 2):
         edited(target, twice, job, replace(before, micro_batch=2, micro_batches=4))
+
+
+def test_what_stands_behind_an_option_stays() -> None:
+    """Variables behind a switch, or behind a number, were taken away with it, and so was where the output goes."""
+    text = (
+        'DATA="--data-path x"\ntorchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 $DATA'
+        " --global-batch-size 16 --num-layers 8 --bf16 --sequence-parallel ${MORE[@]} --micro-batch-size 1 $LAST"
+        ' --recompute-activations "$@" --use-distributed-optimizer 2>&1 | tee log.txt'
+    )
+    target, facts = TARGETS["megatron"], Facts(layers=8, devices=8, architecture=None)
+    before = target.read(text, facts).description
+    job = Job(model="gpt2", description=before, architecture=None, per_node=8)
+    after = replace(
+        before, tensor=1, data=8, sequence_parallel=False, micro_batches=2, zero=0, selective=(0,), kept=Kept()
+    )
+    changed = edited(target, text, job, after)
+    assert target.read(changed, facts).description == after
+    assert changed == (
+        'DATA="--data-path x"\ntorchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 1 $DATA'
+        " --global-batch-size 16 --num-layers 8 --bf16 ${MORE[@]} --micro-batch-size 1 $LAST"
+        ' "$@" 2>&1 | tee log.txt\n'
+    )
+
+
+@pytest.mark.parametrize(("options", "stages"), [
+    ("--recompute-activations", 1), ("--recompute-granularity full --recompute-method uniform", 1),
+    ("--num-layers-per-virtual-pipeline-stage 2", 2), ("--decoder-first-pipeline-num-layers 3", 2),
+    ("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --num-layers 6", 2),
+])  # fmt: skip
+def test_options_that_say_one_thing_are_changed_together(options: str, stages: int) -> None:
+    """What recomputation or stages are was said twice, and the change refused."""
+    text = (
+        f"pretrain_gpt.py --pipeline-model-parallel-size {stages} --micro-batch-size 1 --global-batch-size 16 --bf16"
+        f" --num-layers 8 {options} --use-distributed-optimizer\n"
+    )
+    layers = 6 if "layers 6" in options else 8
+    target, facts = TARGETS["megatron"], Facts(layers=layers, devices=8, architecture=None)
+    before = target.read(text, facts).description
+    job = Job(model="gpt2", description=before, architecture=None, per_node=8)
+    after = replace(
+        before,
+        layers=(layers,),
+        data=8,
+        micro_batches=2,
+        full=(0,),
+        selective=(0,),
+        kept=Kept(),
+        virtual_stages=1,
+        schedule="1f1b",
+    )
+    assert before != after
+    assert target.read(edited(target, text, job, after), facts).description == after
+
+
+@pytest.mark.parametrize(("head", "tail"), [
+    ("torchrun --nproc_per_node 8 pretrain_gpt.py", ""), ("ARGS=(", ")\ntorchrun pretrain_gpt.py ${ARGS[@]}"),
+    ('ARGS="', '"\ntorchrun pretrain_gpt.py $ARGS'),
+])  # fmt: skip
+def test_a_changed_value_is_quoted_for_the_shell(head: str, tail: str, tmp_path: Path) -> None:
+    """A layout has bars, which began another command of the script, so that the change was refused."""
+    text = (
+        f"{head} --tensor-model-parallel-size 1 --micro-batch-size 1 --global-batch-size 16 --num-layers 8 --bf16{tail}"
+    )
+    target, facts = TARGETS["megatron"], Facts(layers=8, devices=8, architecture=None)
+    before = target.read(text, facts).description
+    job = Job(model="gpt2", description=before, architecture=None, per_node=8)
+    after = replace(before, data=4, layers=(3, 5), micro_batches=4, full=(0, 0), selective=(0, 0), zero=1)
+    changed = edited(target, text, job, after)
+    assert target.read(changed, facts).description == after
+    (tmp_path / "torchrun").write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", changed], capture_output=True, text=True, check=True, env=environment)
+    words = done.stdout.splitlines()
+    assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*3|t*5L"
 
 
 @pytest.mark.parametrize(
