@@ -193,6 +193,17 @@ def test_four_nodes_of_b200_fill_their_ports() -> None:
     assert 0.9 <= fit.levels[1].efficiency < 1
 
 
+def test_a800_has_the_protocols_of_a100_on_fewer_links() -> None:
+    """Nothing of its profile is fitted to these rows."""
+    assert mean_error(load_profile("a800-80gb"), in_a_node("a800-80gb")) <= 0.03
+
+
+@pytest.mark.parametrize(("cluster", "error"), [("gh200-2-nodes-slingshot", 0.03), ("gh200-8-nodes-slingshot", 0.08)])
+def test_slingshot_of_alps(cluster: str, error: float) -> None:
+    """Nothing of the profile is fitted to what tests of the centre ask for."""
+    assert mean_error(load_profile("gh200-96gb"), between_nodes(cluster)) <= error
+
+
 @pytest.mark.parametrize("machine", DOMAINS)
 def test_the_fitted_numbers_are_within_7_percent(machine: str) -> None:
     """Of the rows that they were fitted to: guards the file, and says how much of the data the model can express."""

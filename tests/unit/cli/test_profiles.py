@@ -50,9 +50,9 @@ def test_the_fit(plan: Any) -> None:
 
 
 def test_a_machine_without_tables_says_so(plan: Any, here: Path) -> None:
-    content = plan.json("profiles", "v100-32gb", "--fit")
+    content = plan.json("profiles", "l4-24gb", "--fit")
     assert (content["fit_errors"], content["run_errors"]) == ([], None)
-    shown = plan("profiles", "v100-32gb", "--fit").out
+    shown = plan("profiles", "l4-24gb", "--fit").out
     assert "No times of this machine" in shown
     assert "No training run on this machine" in shown
 
