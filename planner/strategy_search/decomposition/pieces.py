@@ -191,12 +191,20 @@ class Piece:
         """Bytes of the parameters that are needed under every choice."""
         return math.fsum(float(self.fixed[self.node_cells(at)].min()) for at in range(len(self.sizes)))
 
-    @property
-    def most_hosted(self) -> float:
-        """Bytes of its parameters on the host if everything is offloaded that may be."""
-        if self.hosted is None:
-            return 0.0
-        return math.fsum(float(self.hosted[self.node_cells(at)].max()) for at in range(len(self.sizes)))
+    def on_host(self, flights: float) -> Array:
+        """Bytes on the host of every cell, with this many micro-batches in flight."""
+        found = np.zeros(self._starts[-1])
+        if self.hosted is not None:
+            found[: self.nodes] += self.hosted
+        if self.hosted_live is not None:
+            self.hosted_live.add_to(found, flights)
+        return found
+
+    def most_hosted(self, flights: float) -> float:
+        """Bytes on the host, at most, if everything is offloaded that may be."""
+        cells, pairs = self.on_host(flights), len(self.plan.pairs)
+        parts = [*map(self.node_cells, range(len(self.sizes))), *map(self.pair_cells, range(pairs))]
+        return math.fsum(float(cells[one].max()) for one in parts)
 
     @property
     def nodes(self) -> int:

@@ -34,8 +34,8 @@ _LEAN = 1e-6
 
 
 _ASIDE = 2.0
-"""Value of a byte of the host in bytes of a device when the least memory of the device alone is asked for: what is
-offloaded would take more than it leaves free."""
+"""Value of a byte of the host in bytes of a device where its price is infinite: offload would take more than it leaves
+free."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,7 +96,7 @@ class Questions:
         if at_tail:
             weights = replace(weights, replay=weights.replay * (1 - at_tail))
         if hosted:
-            share = hosted if hosted < math.inf else _ASIDE
+            share = hosted if hosted < math.inf else _ASIDE * weights.fixed
             weights = replace(weights, hosted=share, hosted_live=share * flights)
         proves = cap == math.inf and under[2] != WAITED and not hosted
         question = self._question(weights, price, flights, under=under, proves=proves, cap=cap, hosted=hosted)

@@ -27,8 +27,8 @@ class Part:
     """A piece that a stage has `times` times, with the activations of `flights` micro-batches.
 
     `kept`: the operators at the boundary that keep their results; other parts may not have that choice. `interior`:
-    whether the interior of this part is the one that is counted. `hosted`: candidates beside which none that keeps more
-    on the host may be chosen; any may if that is None.
+    whether the interior of this part is the one that is counted. `hosted`: candidates; none may be chosen that keep
+    more on the host than these, by themselves or in pairs; any may if that is None.
     """
 
     piece: Piece
@@ -114,6 +114,7 @@ class _Builder:
             time[: piece.nodes] += self.hosted * part.times * piece.hosted
         if self.hosted and piece.hosted_live is not None:
             piece.hosted_live.add_to(time, self.hosted * part.times * part.flights)
+        on_host = None if part.hosted is None else piece.on_host(part.flights)
         memory = part.times * part.flights * piece.live.all()
         piece.replay.add_to(memory, interior)
         memory[: piece.nodes] += part.times * piece.fixed
@@ -123,9 +124,8 @@ class _Builder:
         for position, (key, size) in enumerate(zip(piece.keys, piece.sizes, strict=True)):
             cells = piece.node_cells(position)
             transient = piece.transient[position]
-            if part.hosted is not None and piece.hosted is not None:
-                on_host = piece.hosted[cells]
-                time[cells][on_host > on_host[part.hosted[key]]] = math.inf
+            if part.hosted is not None and on_host is not None:
+                time[cells][on_host[cells] > on_host[cells][part.hosted[key]]] = math.inf
             plain = [time[cells], memory[cells], transient]
             keeping = [time[cells] + more_time[cells], memory[cells] + more_memory[cells], transient]
             if key in self.boundary:
@@ -136,6 +136,9 @@ class _Builder:
                 places.append(self._new(number, key, size, both if more_time[cells].any() else plain))
         for place, (first, second) in enumerate(piece.plan.pairs):
             cells, shape = piece.pair_cells(place), (piece.sizes[first], piece.sizes[second])
+            if part.hosted is not None and on_host is not None:
+                taken = part.hosted[piece.keys[first]] * shape[1] + part.hosted[piece.keys[second]]
+                time[cells][on_host[cells] > on_host[cells][taken]] = math.inf
             one, two = places[first], places[second]
             again = (len(self.nodes[one][0]) // shape[0], len(self.nodes[two][0]) // shape[1])
             tables = [np.tile(values[cells].reshape(shape), again) for values in (time, memory)]

@@ -77,6 +77,8 @@ class NextPrice:
             self.price, self.under = best.price, best.under  # also of prices that others have solved
             if self.new(best) is not None:
                 return best
+            if best.price and best.hosted and (apart := self.new(replace(best, hosted=math.inf))) is not None:
+                return apart
         if self.chain.reduces and self._reductions(slowest, held[slowest]) > REDUCTIONS * division.seconds:
             flights = setting.flights(slowest) if self.price else 0.0
             asked = self.new(Asked(kinds[slowest], self.price, flights, (self.under[0], self.under[1], WAITED)))
@@ -137,8 +139,9 @@ class NextPrice:
             return None
         (there, back, last), covering = master.under, self.composition.covering
         under = self.chain.shares((covering or there, covering or back, last), self.setting.ranks)
-        flights = self.setting.flights(rank) if master.price else 0.0
-        chunks = (0.0, *(own for _, own in self.setting.together(rank))) if self._unlike and master.price else ()
+        scarce = master.price or master.hosted
+        flights = self.setting.flights(rank) if scarce else 0.0
+        chunks = (0.0, *(own for _, own in self.setting.together(rank))) if self._unlike and scarce else ()
         return Asked(self.kinds[rank], master.price, flights, under, master.at_tail, chunks, master.hosted)
 
     def _reductions(self, rank: int, block_range: int) -> float:

@@ -189,10 +189,10 @@ def _refilled(filling: RankFilling, columns: Sequence[Column], peak: float) -> R
 
 
 def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:
-    """The exact problem of one rank. If the host cannot hold everything that may be offloaded, no tensor is offloaded
-    that stays on the device in the plan that was found."""
+    """The exact problem of one rank. If the host cannot hold everything that may be offloaded, no tensor takes more of
+    it than in the plan that was found."""
     ran = _ran(chain, setting, rank, filling)
-    scarce = sum(part.times * part.piece.most_hosted for part, _ in ran) > setting.host
+    scarce = sum(part.times * part.piece.most_hosted(part.flights) for part, _ in ran) > setting.host
     counted = max(range(len(ran)), key=lambda place: ran[place][1].amounts.replay)
     parts = [
         replace(

@@ -4,7 +4,7 @@ else."""
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,15 @@ from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import AUTO_GATHERS, PLAIN, Update
 from planner.strategy_search import objectives
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.crossings import crossing_seconds
+from planner.strategy_search.decomposition.priced import State
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
+from planner.strategy_search.engine.next_price import Asked, NextPrice
+from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.finalists import settle
+from planner.strategy_search.finalists.settle import GAP, RankProblem, rank_problem, settled
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.refinement import offloading
 from planner.strategy_search.refinement.offloading import WORTH, with_faster_offload
@@ -31,6 +38,8 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import find_fitting, search
+from planner.strategy_search.solvers import dynamic_programming
+from planner.strategy_search.solvers.elimination.order import EXACT
 from planner.strategy_search.within import best_plans
 from tests.distributed.offloading import of_blocks, offloaded, staying
 from tests.refusals import refused
@@ -172,6 +181,65 @@ def test_plans_that_the_host_cannot_hold_make_way_for_others(share: float) -> No
     found = search(with_host(asked, memory)).plan.prediction
     assert 0 < dict(found.offloaded)["host"] <= memory
     assert found.step_seconds < alone.plan.prediction.step_seconds
+
+
+@pytest.mark.slow
+def test_what_may_be_offloaded_to_a_short_host_is_no_slower_than_nothing() -> None:
+    """With a third of what would be offloaded there, blocks that offload a part are no help."""
+    request = request_of("gpt-3", bare(cluster_of("h100-80gb", 8).with_devices(1)), 16)
+    limited = replace(request, memory_limit=0.9 * search(request).plan.prediction.peak_bytes)
+    alone = search(replace(limited, pinned=Pinned(offload=NOTHING))).plan.prediction
+    asked = replace(limited, pinned=Pinned(offload=ANYTHING))
+    memory = 0.4 * dict(search(asked).plan.prediction.offloaded)["host"]
+    found = search(with_host(asked, memory)).plan.prediction
+    assert found.objective_seconds <= alone.objective_seconds * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_activations_on_the_host_count_where_memory_of_devices_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Asked]()
+
+    def noted(chooser: NextPrice, asked: Asked, new: Callable[..., Asked | None] = NextPrice.new) -> Asked | None:
+        tried.append(asked)
+        return new(chooser, asked)
+
+    monkeypatch.setattr(NextPrice, "new", noted)
+    pinned = Pinned(recompute="none", pipeline=1, tensor=4, offload=Offload(saved=("host",)))
+    request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(4)), 16, pinned=pinned)
+    memory = 0.9 * dict(search(request).plan.prediction.offloaded)["host"]
+    assert dict(search(with_host(request, memory)).plan.prediction.offloaded)["host"] <= memory
+    assert [asked for asked in tried if asked.hosted and not asked.price]
+    assert all(asked.flights for asked in tried if asked.hosted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pinned",
+    [
+        Pinned(recompute="none", pipeline=1, tensor=2, offload=Offload(saved=("host",))),
+        Pinned(recompute="full", pipeline=1, tensor=2, offload=Offload(activations=("host",))),
+    ],
+    ids=["saved", "activations"],
+)
+def test_a_settled_rank_stays_within_the_host(pinned: Pinned, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[tuple[RankProblem, float]]()
+
+    def noted(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:
+        found = rank_problem(chain, setting, rank, filling, state)
+        made.append((found, setting.host))
+        return found
+
+    monkeypatch.setattr(settle, "rank_problem", noted)
+    request = request_of("gpt-3", bare(cluster_of("h100-80gb", 8).with_devices(2)), 16, pinned=pinned)
+    memory = 0.8 * dict(search(request).plan.prediction.offloaded)["host"]
+    made.clear()
+    search(replace(with_host(request, memory), certify=True))
+    assert made
+    for found, host in made:
+        columns = settled(found, dynamic_programming.solve(found.problem, relative_gap=GAP, cell_limit=EXACT))
+        parts = zip(found.found.parts, columns, strict=True)
+        held = [(one.times, one.flights, column.amounts) for one, column in parts]
+        assert sum(times * (own.hosted + flights * own.hosted_live) for times, flights, own in held) <= host
 
 
 @pytest.mark.slow
