@@ -163,6 +163,24 @@ def _edited_json(text: str, changes: Settings) -> str:
 
 
 def _edited_yaml(text: str, changes: Settings) -> str:
+    """A YAML text with other values. Raises ExportError where anything else would change with them, as in a section in
+    braces, or in one that an alias repeats."""
+    from planner.export.files.yaml_files import parse_yaml
+
+    written = _with_lines(text, changes)
+    found, wanted = (
+        {path: value for path, value in flat(parse_yaml(one)).items() if value is not None} for one in (written, text)
+    )
+    gone = [path for path, value in changes.items() if value is _ABSENT]
+    wanted = {path: value for path, value in wanted.items() if not any(path[: len(one)] == one for one in gone)}
+    wanted |= {path: value for path, value in changes.items() if value is not _ABSENT}
+    if found != wanted:
+        names = ", ".join(sorted(".".join(map(str, path)) for path in changes))
+        raise ExportError(f"{names:.400}: cannot be changed where they stand in this file; change them by hand")
+    return written
+
+
+def _with_lines(text: str, changes: Settings) -> str:
     lines = (text if text.endswith("\n") else f"{text}\n").splitlines(keepends=True)
     for path, value in sorted(changes.items()):
         *sections, key = path

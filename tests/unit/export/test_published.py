@@ -545,6 +545,30 @@ def test_an_option_is_changed_where_it_stands() -> None:
         edited(target, twice, job, replace(before, micro_batch=2, micro_batches=4))
 
 
+@pytest.mark.parametrize(("section", "fits"), [
+    ("parallel_config:\n  data_parallel: 8  # all\n  model_parallel: 1\n  gradient_aggregation_group: 4\n", True),
+    ("parallel_config: {data_parallel: 8, model_parallel: 1, gradient_aggregation_group: 4}\n", False),
+    ("parallel_config: &all\n  data_parallel: 8\n  model_parallel: 1\nalso: *all\n", False),
+])  # fmt: skip
+def test_other_keys_of_a_section_stay(section: str, fits: bool) -> None:
+    """Of a section in braces all other keys were lost."""
+    text = (
+        f"runner_config:\n  batch_size: 1\n{section}model:\n  model_config:\n    num_layers: 32\n    seq_length: 2048\n"
+    )
+    target, facts = TARGETS["mindformers"], Facts(layers=32, devices=8, architecture=None)
+    before = target.read(text, facts).description
+    job = Job(model="llama8b", description=before, architecture=None, per_node=8)
+    after = replace(before, data=4, tensor=2)
+    if not fits:
+        with refused(ExportError, "parallel_config.data_parallel", "by hand"):
+            edited(target, text, job, after)
+        return
+    changed = edited(target, text, job, after)
+    assert target.read(changed, facts).description == after
+    assert "  data_parallel: 4  # all\n" in changed
+    assert "  gradient_aggregation_group: 4\n" in changed
+
+
 def test_what_stands_behind_an_option_stays() -> None:
     """Variables behind a switch, or behind a number, were taken away with it, and so was where the output goes."""
     text = (
