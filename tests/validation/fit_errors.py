@@ -28,12 +28,13 @@ def fit_errors(date: str) -> Iterator[FitError]:
         m, n, k, measured = (columns[name] for name in ("m", "n", "k", "time_s"))
         predicted = np.asarray(matmul_time(m, n, k, 1.0, dtype, cold(device, dtype)))
         yield _error(profile, f"matmul {dtype}", predicted / measured - 1, measured, date, "kernels_gemm.csv")
-    for profile, dtype in tables("attention"):
-        columns, device = rows("attention", profile, dtype), load_profile(profile).device
-        measured = columns["time_s"]
-        shape = attention_of(columns, np.arange(len(measured)))
-        predicted = np.asarray(attention_time(shape, dtype, device) + attention_preparation(shape, dtype, device))
-        yield _error(profile, f"attention {dtype}", predicted / measured - 1, measured, date, "kernels_attention.csv")
+    for kind in ("attention", "attention_whole"):
+        for profile, dtype in tables(kind):
+            columns, device = rows(kind, profile, dtype), load_profile(profile).device
+            measured = columns["time_s"]
+            shape = attention_of(columns, np.arange(len(measured)), causal=kind == "attention")
+            predicted = np.asarray(attention_time(shape, dtype, device) + attention_preparation(shape, dtype, device))
+            yield _error(profile, f"attention {dtype}", predicted / measured - 1, measured, date, f"kernels_{kind}.csv")
     for profile in sorted(set(collectives("collectives_in_a_node.csv", "profile")) & set(profile_names())):
         cluster, some = load_profile(profile), in_a_node(profile)
         inside = [row for row in some if row.devices <= (cluster.devices_per_node or row.devices)]

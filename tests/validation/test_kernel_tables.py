@@ -88,7 +88,7 @@ def halves(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return order[: count // 2], order[count // 2 :]
 
 
-def attention_of(columns: dict[str, Array], kept: np.ndarray) -> AttentionShape:
+def attention_of(columns: dict[str, Array], kept: np.ndarray, *, causal: bool = True) -> AttentionShape:
     return AttentionShape(
         batch=columns["batch_size"][kept],
         heads=columns["num_heads"][kept],
@@ -97,7 +97,7 @@ def attention_of(columns: dict[str, Array], kept: np.ndarray) -> AttentionShape:
         keys=columns["isl"][kept],
         head_dim=columns["head_dim"][kept],
         value_dim=columns["head_dim"][kept],
-        causal=True,
+        causal=causal,
     )
 
 
@@ -174,6 +174,33 @@ def test_the_clock_of_v100_is_what_normal_random_numbers_leave() -> None:
     rate = {n: 2e-12 * n**3 / matmul_time(n, n, n, 1.0, "fp16", cold(device, "fp16")) for n in V100_NORMAL}
     shares = [found / rate[n] for n, measured in V100_NORMAL.items() for found in measured]
     assert np.median(shares) == pytest.approx(kernel.clock, abs=0.005)
+
+
+def test_attention_of_v100_is_fitted_to_scores_that_are_not_masked() -> None:
+    """All rows make the packaged numbers, and halves predict the other half within the bar."""
+    columns, device = rows("attention_whole", "v100-32gb", "fp16"), load_profile("v100-32gb").device
+    time, errors = columns["time_s"], []
+    for fitted, kept in [(np.arange(len(time)),) * 2, *(halves(len(time), seed) for seed in SEEDS)]:
+        kernel = fit_attention(attention_of(columns, fitted, causal=False), time[fitted], "fp16", device)
+        if not errors:
+            packaged = device.attention_kernel("fp16")
+            assert packaged is not None
+            for name in ("compute", "softmax", "passes", "preparation", "spread"):
+                assert getattr(packaged, name) == pytest.approx(getattr(kernel, name), rel=0.01)
+        there = replace(device, attention_kernels=(("fp16", kernel),))
+        shape = attention_of(columns, kept, causal=False)
+        predicted = attention_time(shape, "fp16", there) + attention_preparation(shape, "fp16", there)
+        errors.append(percentage_error(np.asarray(predicted), time[kept], SMALL))
+    assert errors[0] <= 0.04
+    assert np.mean(errors[1:]) <= ATTENTION_BAR
+
+
+def test_the_rate_of_backward_attention_of_v100_is_the_median_of_its_table() -> None:
+    columns, device = rows("attention_whole_backward", "v100-32gb", "fp16"), load_profile("v100-32gb").device
+    shape = attention_of(columns, np.arange(len(columns["time_s"])), causal=False)
+    share = np.asarray(attention_backward_time(shape, "fp16", device)) / columns["time_s"]
+    assert np.median(share) == pytest.approx(1.0, abs=0.01)
+    assert np.mean(np.abs(share - 1.0)) <= 0.16
 
 
 def test_the_packaged_rate_of_backward_attention_is_the_median_of_its_table() -> None:
