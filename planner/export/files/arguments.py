@@ -170,4 +170,5 @@ def options_in(script: str) -> Options:
         programs,
         scheduled_devices(script),
         variables=variables.known,
+        notes=variables.notes,
     )

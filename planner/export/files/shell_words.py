@@ -5,7 +5,8 @@
 Nothing is run and no environment is read. Variables that the script sets are expanded. So are defaults of other
 variables (`${TP:-4}`, and `${TP:=4}`, which also sets it), variables that Slurm sets from the script's requests
 (`#SBATCH --nodes=4`), and arithmetic on whole numbers (`$((NODES * 8))`). A branch whose condition compares known words
-is read or left out; if a condition is unknown, all of its branches are read. A quoted list of options that stands alone
+is read or left out; if a condition is unknown, all of its branches are read, as are those of `case`, and numbers that
+differ there are noted. A quoted list of options that stands alone
 is split into words, as a shell does with an unquoted variable.
 """
 
@@ -36,6 +37,7 @@ _INNERMOST = re.compile(
     r"\$\{(?P<braced>\w+)(?::?(?P<sign>[-=])(?P<default>[^${}]{0,256}))?\}|\$(?P<plain>[A-Za-z_]\w*|\d)|\$\(\((?P<sum>[^$]{0,200}?)\)\)"
 )
 _EXPR = re.compile(r"(?:\$\([ ]*|`)expr ([\w\s$\{\}+*/%\\-]{1,200}?)[ ]*(?:\)|`)")
+_NUMBER = re.compile(r"\d{1,12}")
 _SUM = re.compile(r"[\d\s()*/+%-]+")
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[= \t]+(?:[\w-]+:){0,2}(\d{1,9})(?=\s|$)", re.MULTILINE)
 _SLURM = {
@@ -62,6 +64,7 @@ def words_of(script: str, variables: "Variables | None" = None) -> Iterator[str]
     for command in _commands(_EXPR.sub(r"$((\1))", script)):
         if not branches.runs(command, known):
             continue
+        known.unsure = branches.unsure
         for raw in command:
             yield from _words(raw, known)
         yield ""
@@ -81,10 +84,38 @@ def scheduled_devices(script: str) -> int | None:
 
 @dataclass(slots=True)
 class Variables:
-    """Variables that a script sets, and the characters that expansions may still use."""
+    """Variables that a script sets, and the characters that expansions may still use.
+
+    Attributes:
+        unsure: whether a command may be left out, by a condition that is not known.
+        others: other numbers that variables have without such commands.
+        used: names of these that are expanded.
+    """
 
     known: dict[str, str] = field(default_factory=dict)
     left: int = _EXPANDED
+    unsure: bool = False
+    others: dict[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What depends on conditions that are not known."""
+        return tuple(
+            f"{name}: {self.others[name]} or {self.known[name]}, by a condition that the file does not decide; read as"
+            f" {self.known[name]}"
+            for name in self.others
+            if name in self.used
+        )
+
+    def give(self, name: str, text: str) -> None:
+        """Set a variable; it is noted if it had another number, which it may still have."""
+        before = self.known.get(name, text)
+        if not self.unsure:
+            self.others.pop(name, None)
+        elif before != text and _NUMBER.fullmatch(before) and _NUMBER.fullmatch(text):
+            self.others[name] = before
+        self.known[name] = text
 
     def expanded(self, text: str) -> str:
         """A text with known variables and sums of numbers expanded; others stay as they are."""
@@ -98,6 +129,8 @@ class Variables:
     def _number(self, name: re.Match[str]) -> str:
         """The whole number of a variable in a sum; else its name, which makes no sum."""
         value = self.known.get(name[0], name[0])
+        if name[0] in self.others:
+            self.used.add(name[0])
         return value if re.fullmatch(r"\d{1,12}", value) else name[0]
 
     def _value(self, match: re.Match[str]) -> str:
@@ -107,6 +140,8 @@ class Variables:
             return match[0] if total is None else str(total)
         name = match["braced"] or match["plain"]
         default = match["default"]
+        if name in self.others:
+            self.used.add(name)
         found = self.known.get(name, match[0] if default is None else default.strip("\"'"))
         if match["sign"] == "=":
             self.known[name] = found
@@ -198,6 +233,12 @@ class _Branches:
     one was."""
 
     open: list[tuple[bool | None, bool]] = field(default_factory=list)
+    cases: int = 0
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a command is read that may not run."""
+        return self.cases > 0 or any(now is None for now, _ in self.open)
 
     def runs(self, command: list[str], known: Variables) -> bool:
         """Whether a command may run; removes words of conditions from it."""
@@ -205,6 +246,7 @@ class _Branches:
         if word == "if":
             self.open.append((_holds(command[1:], known), False))
             return False
+        self.cases = max(0, self.cases + (word == "case") - (word == "esac"))
         if word in _OPENED and self.open:
             now, before = self.open.pop()
             before = before or now is True
@@ -260,7 +302,7 @@ def _words(raw: str, variables: Variables) -> Iterator[str]:
             raw = value
         else:
             text = variables.expanded(_unquoted(value))
-            variables.known[name] = f"{variables.known.get(name, '')} {text}" if more else text
+            variables.give(name, f"{variables.known.get(name, '')} {text}" if more else text)
             yield ""
             if _lists_options(text):
                 yield from text.split()

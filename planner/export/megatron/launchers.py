@@ -97,7 +97,9 @@ def _swift(text: str) -> Options:
         if value.isdecimal():
             found[name] = (value,)
     named = " ".join(found.pop("model", ()) or found.pop("load", ()) or found.pop("mcore-model", ()))
-    return Options(found, given.programs, given.scheduled, variables=given.variables, named=named, notes=notes)
+    return Options(
+        found, given.programs, given.scheduled, variables=given.variables, named=named, notes=(*given.notes, *notes)
+    )
 
 
 _MOST = ", the most that they may have"
@@ -167,7 +169,7 @@ def _slime(text: str) -> Options:
         notes.append(f"models/{sourced[1]}.sh: the model is known by the name of this file, which was not read")
     return Options(
         found, given.programs, given.scheduled, variables=given.variables,
-        named="" if sourced is None else sourced[1], notes=notes,
+        named="" if sourced is None else sourced[1], notes=(*given.notes, *notes),
     )  # fmt: skip
 
 
@@ -348,7 +350,12 @@ def _bridge(text: str) -> Options:
         found |= _layout(found)
     notes = [f"{name}: what this recipe of Megatron Bridge decides beside these settings is not known"]
     return Options(
-        found, given.programs, given.scheduled, variables=given.variables, named=f"{family} {name}", notes=notes
+        found,
+        given.programs,
+        given.scheduled,
+        variables=given.variables,
+        named=f"{family} {name}",
+        notes=(*given.notes, *notes),
     )
 
 
@@ -373,7 +380,7 @@ def _recipe_run(text: str) -> Options:
     if given.words("peft-scheme") or given.words("peft_scheme"):
         found["adapter"] = given.words("peft-scheme") or given.words("peft_scheme")
     notes = [f"{name}: what this recipe of Megatron Bridge decides beside these settings is not known"]
-    return Options(found, (), given.scheduled, variables=given.variables, named=name, notes=notes)
+    return Options(found, (), given.scheduled, variables=given.variables, named=name, notes=(*given.notes, *notes))
 
 
 _PARTS = ("model.", "train.", "ddp.", "optimizer.", "dataset.seq")

@@ -60,7 +60,7 @@ def read(text: str, facts: Facts) -> Reading:
     if devices is None:
         raise ExportError("the file does not say how many devices there are; give --devices")
     facts = replace(facts, devices=devices)
-    zero, notes = zero_of(given), list[str]()
+    zero, notes = zero_of(given), list(given.options.notes)
     fsdp = fsdp_of(given) if zero is None else None
     micro, steps, length = _sizes(given, facts, devices, notes)
     again = given.truth("gradient_checkpointing", given.swift or given.factory) or given.truth(

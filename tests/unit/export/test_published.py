@@ -569,6 +569,20 @@ def test_other_keys_of_a_section_stay(section: str, fits: bool) -> None:
     assert "  gradient_aggregation_group: 4\n" in changed
 
 
+@pytest.mark.parametrize(("head", "tensor", "other"), [
+    ('TP=2\nif [ "$1" = big ]; then TP=4; fi', 4, 2), ('if [ "$1" = big ]; then\n TP=4\nelse\n TP=2\nfi', 2, 4),
+    ("TP=2\ncase $1 in\n a) TP=4;;\nesac", 4, 2), ("A=a\nTP=2\nif [ $A = b ]; then TP=4; fi", 2, None),
+    ('TP=2\nif [ "$1" = big ]; then TP=4; fi\nTP=8', 8, None), ('TP=2\nif [ "$1" = a ]; then OTHER=4; fi', 2, None),
+])  # fmt: skip
+def test_numbers_by_conditions_that_are_not_known_are_said(head: str, tensor: int, other: int | None) -> None:
+    """The last of them was taken without a word."""
+    text = f"{head}\npretrain_gpt.py --num-layers 8 --tensor-model-parallel-size $TP --micro-batch-size 1 --bf16\n"
+    found = TARGETS["megatron"].read(text, Facts(layers=8, devices=8, architecture=None))
+    assert found.description.tensor == tensor
+    said = [f"TP: {other} or {tensor}, by a condition that the file does not decide; read as {tensor}"]
+    assert [note for note in found.notes if "by a condition" in note] == (said if other else [])
+
+
 def test_what_stands_behind_an_option_stays() -> None:
     """Variables behind a switch, or behind a number, were taken away with it, and so was where the output goes."""
     text = (
