@@ -182,8 +182,9 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
 
 
 def _least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    shared = Shared()
     with sharing(3):
-        found = best_plans(request, _named(on_progress, "for any plan"), cancelled)
+        found = best_plans(request, _named(on_progress, "for any plan"), cancelled, shared=shared)
     most = high = found.plan.prediction.peak_bytes
     low = _reserved(request)
     by: StoppedBy | None = None
@@ -192,7 +193,7 @@ def _least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop
             while high - low > PRECISION * high and not cancelled():
                 middle = (low + high) / 2
                 on_progress(_bisecting(low, high))
-                if anything_fits(replace(request, memory_limit=middle), cancelled):
+                if anything_fits(replace(request, memory_limit=middle), cancelled, shared):
                     high = middle
                 else:
                     low = middle
@@ -201,11 +202,11 @@ def _least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop
     try:
         if not by or high < most:
             told = _named(on_progress, f"within {bytes_text(high)}")
-            found = best_plans(replace(request, memory_limit=high), told, cancelled)
+            found = best_plans(replace(request, memory_limit=high), told, cancelled, shared=shared)
     except LimitError as error:
         by = error.by
     except InfeasibleError as error:  # plans predict more than bounds count, such as prefetched weights
-        found, by = _within(request, found, high, error.needed, on_progress, cancelled)
+        found, by = _within(request, found, high, error.needed, on_progress, cancelled, shared)
     return found.cut_short(by)
 
 
@@ -216,6 +217,7 @@ def _within(
     needed: Bytes | None,
     on_progress: Listener,
     cancelled: Stop,
+    shared: Shared,
 ) -> tuple[SearchResult, StoppedBy | None]:
     """`least_memory` between a limit within which no plan was found and the peak of a plan that was found, by whole
     searches. The first of them is within what a plan `needed`, if one was made. Returns also the limit
@@ -228,7 +230,7 @@ def _within(
             told = _named(on_progress, f"within {bytes_text(middle)}")
             try:
                 with sharing(2):
-                    found = best_plans(replace(request, memory_limit=middle), told, cancelled)
+                    found = best_plans(replace(request, memory_limit=middle), told, cancelled, shared=shared)
                 high = found.plan.prediction.peak_bytes
             except LimitError:
                 raise

@@ -143,10 +143,13 @@ def least_work(request: SearchRequest, shared: Shared) -> float:
     return engine_of(request, shared)[0].least_work
 
 
-def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
+def find_fitting(
+    request: SearchRequest, cancelled: Callable[[], bool] = lambda: False, shared: Shared | None = None
+) -> bool:
     """Whether any plan fits. Tries the leanest configurations first and stops at the first that fits. Returns False,
-    without an answer, when it is cancelled. Raises LimitError if a limit of the planner is reached."""
-    engine, _ = engine_of(request)
+    without an answer, when it is cancelled. `shared`: as for `search`. Raises LimitError if a limit of the planner is
+    reached."""
+    engine, _ = engine_of(request, shared)
     if engine.hopeless:
         return False
     for members in families_of(all_configurations(engine)):

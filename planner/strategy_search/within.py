@@ -96,9 +96,11 @@ def best_plans(
     return with_fp8_ends(request, solve, cutoff, cancelled)
 
 
-def anything_fits(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
+def anything_fits(
+    request: SearchRequest, cancelled: Callable[[], bool] = lambda: False, shared: Shared | None = None
+) -> bool:
     """`find_fitting`, within the space of an engine if the request names one."""
-    return find_fitting(request if request.space is None else within(request.space, request), cancelled)
+    return find_fitting(request if request.space is None else within(request.space, request), cancelled, shared)
 
 
 def search_within(

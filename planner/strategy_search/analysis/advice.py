@@ -18,6 +18,7 @@ from planner.limits import ended_by, limited
 from planner.nearest import divisors
 from planner.plan.plan import PRECISIONS
 from planner.sharding.update import PLAIN
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
@@ -108,20 +109,21 @@ class _Advisor:
                 return None
             self.on_change(text)
             try:
-                request = next(variants_of(made()))
-                if anything_fits(request, self.late):
-                    return _priced(text, request, self.cancelled)
+                request, shared = next(variants_of(made())), Shared()
+                if anything_fits(request, self.late, shared):
+                    return _priced(text, request, self.cancelled, shared)
             except (PlannerError, HardwareProfileError):  # nothing divides, too many devices, or no disk
                 continue
         return None
 
 
-def _priced(text: str, request: SearchRequest, cancelled: Callable[[], bool]) -> Change:
-    """A change with the figures of its plan; without them where these take too long. Raises InfeasibleError where no
-    whole plan fits: what `anything_fits` counts may be less than a plan holds."""
+def _priced(text: str, request: SearchRequest, cancelled: Callable[[], bool], shared: Shared) -> Change:
+    """A change with the figures of its plan; without them where these take too long. `shared` is that of
+    `anything_fits`. Raises InfeasibleError where no whole plan fits: what `anything_fits` counts may be less than a
+    plan holds."""
     devices, length = request.cluster.devices, request.model.sequence_length
     try:
-        plan = best_plans(replace(request, time_limit=_SEARCHED), cancelled=cancelled).plan
+        plan = best_plans(replace(request, time_limit=_SEARCHED), cancelled=cancelled, shared=shared).plan
     except LimitError:
         return Change(text=text, devices=devices)
     prediction = plan.prediction
