@@ -23,9 +23,13 @@ from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
 from planner.validation.stack.flagged import narrow_gradients
 
-NARROW_RECIPES = rf"{BRIDGE}|dgxc|nemo[- ](?:\d|framework)"
+NARROW_RECIPES = rf"{BRIDGE}|dgxc|nemo[- ](?:\d[\d.]* perf|framework)"
 """Sources whose recipes reduce and keep gradients in bf16: Megatron Bridge (perf_recipes: grad_reduce_in_fp32 = False),
 NeMo (scripts/performance: the same), and its launcher before (dgxc-benchmarking v24.11.1: grad_sync_dtype: bf16)."""
+
+_NAMED_RECIPES = r"dgxc|\bperf(?:ormance)?[-_ ]recipes?\b|\bframework recipes?\b"
+"""Words for the same recipes in flags. The name of the framework is none: its own default keeps gradients and masters
+in fp32 (`bf16_mixed` of NeMo 2 and of Megatron Bridge: grad_reduce_in_fp32 = True)."""
 
 _RECIPES = "the recipes of NVIDIA for benchmarks have it"
 
@@ -63,7 +67,7 @@ def with_gradients(row: Row, stack: Software, notes: list[str]) -> Software:
     """The stack with what a row says about gradients, or else with what its recipe or engine does."""
     words = sharding_flags(row)
     stack = _ON_THE_HOST.given(words, stack, notes)
-    recipes = mentions(f"{words}; {row.text('source').lower()}", NARROW_RECIPES)
+    recipes = mentions(row.text("source").lower(), NARROW_RECIPES) or mentions(words, _NAMED_RECIPES)
     told = narrow_gradients(words)
     if told or (recipes and told is None):
         notes.append(f"gradients are kept in bf16, as {'flags say' if told else _RECIPES}")
