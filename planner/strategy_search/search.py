@@ -35,7 +35,7 @@ from planner.strategy_search.exploration.attempt import Attempt
 from planner.strategy_search.exploration.families import Families
 from planner.strategy_search.exploration.options import SearchOptions
 from planner.strategy_search.exploration.plan_proofs import PlanProofs
-from planner.strategy_search.finalists.finalists import OverfullError
+from planner.strategy_search.finalists.finalists import FullHostError, OverfullError
 from planner.strategy_search.finalists.proofs import OPTIMAL, Ranked
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.limit_words import nothing_before
@@ -93,14 +93,20 @@ def search(
 
 def _searched(request: SearchRequest, options: SearchOptions, shared: Shared) -> SearchResult:
     """The result of the first attempt whose plans fit. A plan may hold more than the search counts; then the next
-    attempt has less memory, and what it proves does not hold."""
-    asked, stated, overfull, proved = request, None, None, math.inf
+    attempt has less memory, on the devices or on hosts, and what it proves does not hold."""
+    asked, stated, proved = request, None, math.inf
+    overfull: OverfullError | None = None
     low, high = 0.0, math.inf  # memory in which nothing fits; memory with which the plan found was overfull
     for tried in range(1, _ROUNDS + 1):
         with finishing():
             attempt = Attempt(asked, options, shared, limits=stated, with_more_memory=proved)
         try:
             return attempt.run()
+        except FullHostError as error:
+            proved, overfull = min(error.bound, proved), error
+            memory = attempt.engine.host
+            asked = replace(asked, host_limit=max(memory - tried * error.excess, memory / 2))
+            continue
         except OverfullError as error:
             if isinstance(request.cluster, MixedCluster):
                 raise InfeasibleError(error.message, needed=error.needed) from None
@@ -115,13 +121,15 @@ def _searched(request: SearchRequest, options: SearchOptions, shared: Shared) ->
         except LimitError:
             raise
         except InfeasibleError as error:  # too little memory: a plan may fit between the two limits
-            if stated is None:
+            if stated is None and overfull is None:
                 raise
+            if stated is None:  # nor with less memory of the host
+                break
             low, least = attempt.memory, (error.needed or 0.0) * (1 + OPTIMAL)
             memory = least if low < least < high else (low + high) / 2
             if memory > high * (1 - _CLOSE):
                 break
-        asked = replace(request, memory_limit=memory)
+        asked = replace(asked, memory_limit=memory)
     assert overfull is not None
     if options.known is not None:
         return Attempt(request, options, shared, settles=True).run()

@@ -1,5 +1,6 @@
 """What a plan offloads: in which order updates need it, and whether it fits into the offload storage."""
 
+import math
 from collections.abc import Collection
 
 from costmodels import ROW_MOMENTS
@@ -25,6 +26,12 @@ def offloaded_fault(prediction: Prediction, cluster: Machine) -> Fault | None:
                 f" {bytes_text(room)} there for it"
             )
     return None
+
+
+def beyond_host(prediction: Prediction, cluster: Machine) -> Bytes:
+    """Bytes by which what a plan keeps on the host exceeds the host's memory; negative if memory is left."""
+    kept = dict(prediction.offloaded).get("host", 0.0)
+    return kept - min(part.store("host").capacity for part in parts_of(cluster)) if kept else -math.inf
 
 
 def tables_on_hosts(bound: BoundPlan) -> Bytes:

@@ -19,7 +19,7 @@ from planner.nearest import divisors
 from planner.plan.plan import PRECISIONS
 from planner.sharding.update import PLAIN
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.request.offload import NOTHING, parse_offload
+from planner.strategy_search.request.offload import ANYTHING, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
 from planner.strategy_search.variants import variants_of
@@ -159,13 +159,14 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
 
 def _offloaded(request: SearchRequest) -> list[Step]:
     """Optimizer states, and more, moved out of the devices: to the host, then to disks if there are any."""
-    if request.offload != NOTHING:
+    if "disk" in request.offload.stores:
         return []
 
     def made(word: str) -> Callable[[], SearchRequest]:
         return lambda: replace(request, pinned=replace(request.pinned, offload=parse_offload(word)))
 
-    tried = request.pinned.offload is None and request.space is None  # without success, or no advice would be needed
+    # tried without success, or no advice would be needed
+    tried = request.pinned.offload in (None, ANYTHING) and request.space is None
     auto = [] if tried else [("offload to the host where that helps (--offload auto)", made("auto"))]
     return [
         *auto,

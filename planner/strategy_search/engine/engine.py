@@ -146,7 +146,8 @@ class Engine:
         """Bytes of the host's memory that a device may use; infinite where nothing may be kept there."""
         if "host" not in self.request.offload.stores and not self.request.update.served:
             return math.inf
-        return of_one_kind(self.request.cluster, "offload").store("host").capacity
+        limit, there = self.request.host_limit, of_one_kind(self.request.cluster, "offload").store("host").capacity
+        return there if limit is None else min(limit, there)
 
     def buffers(self, group: Cluster) -> float:
         """Bytes that are reserved for the software and for communication buffers."""

@@ -9,7 +9,6 @@ from planner.errors import InfeasibleError, LimitError
 from planner.limits import more_of
 from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.request.limit_words import NO_PLAN
-from planner.strategy_search.request.offload import ANYTHING
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
@@ -32,12 +31,6 @@ def fate_words(outcome: Outcome, cutoff: float) -> str:
         return f"cut off: lower bound {outcome.bound:.4g} s, and only plans below {cutoff:.4g} s are wanted"
     least = f", {bytes_text(outcome.least)} would be needed" if outcome.least < math.inf else ""
     return f"does not fit{least}"
-
-
-def host_hint(request: SearchRequest) -> str:
-    """What may help where the memory of hosts is too small for what is offloaded."""
-    decided = request.pinned.offload not in (None, ANYTHING)
-    return f"try {'to leave --offload to the search, ' if decided else ''}--offload optimizer:disk, or more devices"
 
 
 def nothing_fits(
@@ -71,7 +64,7 @@ def nothing_fits(
             return InfeasibleError(
                 f"{request.algorithm} found no plan of {request.model.reference} that fits on {request.cluster.devices}"
                 f" x {request.cluster.name} and beside them, in the {bytes_text(host)} of the host's memory that each"
-                f" device has; {host_hint(request)}"
+                " device has"
             )
         exact = request.algorithm == "dynamic_programming"
         other = "" if exact else "--search dynamic_programming, or "

@@ -17,11 +17,10 @@ from hardware_profiles.units import bytes_text
 from planner.errors import InfeasibleError, LimitError
 from planner.faults import Fault
 from planner.limits import reached, reading, seconds_left
-from planner.plan.layout.offloaded import offloaded_fault
+from planner.plan.layout.offloaded import beyond_host, offloaded_fault
 from planner.sharding.update import EACH
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.outcome_words import host_hint
 from planner.strategy_search.engine.product_overlap import OverlapError
 from planner.strategy_search.engine.scheduling import (
     IN_A_V,
@@ -68,6 +67,10 @@ class OverfullError(Exception):
         self.excess, self.bound, self.message, self.needed = excess, bound, message, needed
 
 
+class FullHostError(OverfullError):
+    """The plans found keep `excess` bytes more on the host than it has: the search counts what 1F1B keeps there."""
+
+
 @dataclass(kw_only=True)
 class Finalists:
     """Contenders `found` by the search, and the plans that `maker` makes of them. A plan that is `known` has to be
@@ -106,6 +109,7 @@ class Finalists:
         longest = 0.0  # seconds to make a plan of a contender
         refusal: OverlapError | None = None
         beside: Fault | None = None  # of plans that fit on the devices
+        excess = math.inf  # of these on the host
         # known plans set the pace for others; then the lowest objective
         ordered = sorted(self.found, key=lambda found: (id(found) not in self._known, found.objective, found.order))
         for found in ordered:
@@ -126,12 +130,12 @@ class Finalists:
                 fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
             elif self.maker.overfull_by(ranked) <= 0:
                 beside = beside or offloaded_fault(ranked.plan.prediction, self.request.cluster)
+                excess = min(excess, beyond_host(ranked.plan.prediction, self.request.cluster))
         if refusal is not None and not plans and not fitting:
             raise OverfullError(refusal.needed, self.maker.bound, str(refusal)) if refusal.needed else refusal
         if beside is not None and not fitting:
-            raise InfeasibleError(
-                f"{self.request.model.reference} does not fit beside the devices: {beside}; {host_hint(self.request)}"
-            )
+            message = f"{self.request.model.reference} does not fit beside the devices: {beside}"
+            raise FullHostError(excess, self.maker.bound, message) if excess > 0 else InfeasibleError(message)
         if fitting and fitting[0].seconds <= rival:
             fitting = self._with_waiting(fitting)
         beaten = known is None or (fitting[0] is known and any(one.seconds < known.seconds for one in plans))

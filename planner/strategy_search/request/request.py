@@ -113,6 +113,7 @@ class SearchRequest:
         top: how many plans to keep, best first, each of another configuration.
         time_limit: seconds; the best plan found by then is returned with its gap.
         memory_limit: bytes; lowers what a device may use.
+        host_limit: bytes; lowers what the search lets a device fill of its host's memory.
         simplicity: the share by which the step of a simpler plan may be longer than the fastest and still be preferred
             (see `planner.strategy_search.refinement.simplicity`); 0 prefers none.
         tolerance: plans that are faster than the best known one by a smaller share than this are not of interest.
@@ -147,6 +148,7 @@ class SearchRequest:
     top: int = 1
     time_limit: float | None = None
     memory_limit: float | None = None
+    host_limit: float | None = None
     simplicity: float = 0.0
     tolerance: float = 0.0
     alltoall: Alltoall = True

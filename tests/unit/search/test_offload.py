@@ -21,6 +21,7 @@ from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import AUTO_GATHERS, PLAIN, Update
 from planner.strategy_search import objectives
+from planner.strategy_search.analysis.advice import changes
 from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.priced import State
@@ -439,16 +440,26 @@ def test_what_comes_beside_the_work_and_what_is_waited_for() -> None:
     assert every.once["weights going back"] == pytest.approx(4 * (len(sizes) * latency + sum(sizes) / host.write))
 
 
+@pytest.mark.slow
 def test_the_host_may_be_full_too() -> None:
+    """What would help is tried before it is named."""
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=Pinned(offload=HOST))
-    with refused(
-        InfeasibleError,
-        "h100-80gb",
-        "the 1,000 B of the host's memory",
-        "leave --offload to the search",
-        "optimizer:disk",
-    ):
-        search(with_host(request, 1000.0))
+    full = with_host(request, 1000.0)
+    with refused(InfeasibleError, "h100-80gb", "the 1,000 B of the host's memory"):
+        search(full)
+    assert "--offload auto" in " ".join(change.text for change in changes(full))
+
+
+@pytest.mark.slow
+def test_what_a_v_keeps_beyond_the_memory_of_hosts_is_left_on_the_devices() -> None:
+    """The search counts what 1F1B keeps there. It refused such plans, though others fit that offload less."""
+    offload = replace(ANYTHING, weights=("device",))
+    pinned = Pinned(pipeline=2, schedule="zb_v", micro_batches=8, offload=offload)
+    request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(2)), 16, pinned=pinned)
+    limited = replace(request, memory_limit=0.9 * search(request).plan.prediction.peak_bytes)
+    memory = 0.8 * dict(search(limited).plan.prediction.offloaded)["host"]
+    found = search(with_host(limited, memory)).plan.prediction
+    assert 0 < dict(found.offloaded)["host"] <= memory
 
 
 def test_what_cannot_be_offloaded_is_refused() -> None:
