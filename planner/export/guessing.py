@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from planner.export.description import ExportError
 from planner.export.pytorch.trainer_reading import engine_of
-from planner.export.strangers import foreign, idle_program
+from planner.export.strangers import foreign, idle_program, own_program
 
 _MARKS: tuple[tuple[str, str], ...] = (
     ("nemo", r"\Atask,model,size,|--model_recipe_name\b|scripts/performance/\w+\.py|launcher_scripts/main\.py"),
@@ -45,7 +45,7 @@ def guessed_engine(text: str, known: Mapping[str, object]) -> str:
     for engine, mark in _MARKS:
         if re.search(mark, text, re.MULTILINE | (re.DOTALL if engine == "deepspeed" else re.NOFLAG)):
             return engine
-    idle = idle_program(text)
+    idle = idle_program(text) or own_program(text)
     if idle is not None:
         raise ExportError(idle)
     raise ExportError(f"the file does not tell whose settings it has; name the engine with --from: {', '.join(known)}")

@@ -27,6 +27,7 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
     (r"\blitgpt[. ](data|pretrain|finetune)|^checkpoint_dir: checkpoints/", "LitGPT", _TORCH),
     (r"^[ \t]*device_train_microbatch_size:|^[ \t]*global_train_batch_size:|\bllmfoundry\b",
      "LLM Foundry (Composer)", _TORCH),
+    (r"^model:[ \t]*\n(?:[ \t]*#.*\n){0,80}[ \t]+class_path:|^seed_everything:", "LightningCLI", _TORCH),
     (r"\bnemo_automodel\b", "NeMo Automodel", _TORCH),
     (r"^[ \t]*dyn_bsz\w*:|\bveomni\b", "VeOmni", _TORCH),
     (r"\b_component_: torchtune|\btune run\b", "torchtune", _TORCH),
@@ -70,6 +71,21 @@ def idle_program(text: str) -> str | None:
     """Why an otherwise unknown script is no training: the program that it starts; else None."""
     found = _IDLE.search(text)
     return None if found is None else f"{found[0]}: {_NO_TRAINING}"
+
+
+_PROGRAM = re.compile(
+    r"^(?:import|from)[ \t]+(?:torch|lightning|pytorch_lightning|transformers|accelerate)\b", re.MULTILINE
+)
+
+
+def own_program(text: str) -> str | None:
+    """Why a program with a loop of its own is not read; None for other files."""
+    if _PROGRAM.search(text) is None:
+        return None
+    return (
+        "it is a program, which is not run; give the script that starts it or a file of its settings, or price its"
+        " degrees: plan estimate --model NAME --devices N --zero 3"
+    )
 
 
 def foreign(text: str) -> str | None:

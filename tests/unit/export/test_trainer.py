@@ -144,3 +144,15 @@ def test_a_file_of_accelerate_says_its_offload_and_its_micro_batches() -> None:
     assert any("priced as 4 micro-batches of one sample" in note for note in found.notes)
     with refused(ExportError, "MEGATRON_LM", "DEEPSPEED"):
         read("distributed_type: MEGATRON_LM\nnum_processes: 8\n")
+
+
+@pytest.mark.parametrize(("text", "facts"), [
+    ("import torch\nfrom torch.nn.parallel import DistributedDataParallel\n", ("program", "not run", "plan estimate")),
+    ("import lightning as L\ntrainer = L.Trainer(strategy='fsdp')\n", ("program", "not run", "plan estimate")),
+    ("trainer:\n  devices: 8\nmodel:\n  class_path: my.Model\n", ("LightningCLI", "not read")),
+    ("seed_everything: 1\ntrainer:\n  devices: 8\n", ("LightningCLI", "not read")),
+])  # fmt: skip
+def test_programs_and_files_of_lightning_are_refused_by_name(text: str, facts: tuple[str, ...]) -> None:
+    """Files of LightningCLI were taken for NeMo's, and of programs an engine was asked for, which they have not."""
+    with refused(ExportError, *facts):
+        read(text, 8)
