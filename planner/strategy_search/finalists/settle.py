@@ -192,7 +192,8 @@ def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling
     """The exact problem of one rank. If the host cannot hold everything that may be offloaded, no tensor takes more of
     it than in the plan that was found."""
     ran = _ran(chain, setting, rank, filling)
-    scarce = sum(part.times * part.piece.most_hosted(part.flights) for part, _ in ran) > setting.host
+    hosted = (part.times * part.piece.most_hosted(part.flights) for part, _ in ran)
+    scarce = setting.host < math.inf and sum(hosted) > setting.host
     counted = max(range(len(ran)), key=lambda place: ran[place][1].amounts.replay)
     parts = [
         replace(
