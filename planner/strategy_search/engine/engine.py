@@ -108,6 +108,12 @@ class Engine:
         return replace(self, request=request, built=self.built.anew)
 
     @cached_property
+    def recomputing(self) -> "Engine":
+        """The same engine in which all repeated blocks are recomputed. Each keeps the results of any operators."""
+        request = replace(self.request, pinned=replace(self.request.pinned, recompute="selective"))
+        return replace(self, request=request, built=self.built.anew)
+
+    @cached_property
     def waiting(self) -> "Engine":
         """The same engine in which all reductions once per step are exposed."""
         return replace(self, waits=True)

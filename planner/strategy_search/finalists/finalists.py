@@ -45,6 +45,9 @@ _MESSAGES = 2e-3
 _OVERLAPPED = 5e-3
 """Share by which a step may exceed its objective before plans with exposed tensor parallelism are looked for."""
 
+_WIDE = 0.04
+"""Gap of the fastest plan from which on one that recomputes all blocks is tried."""
+
 _TURNED = 2
 """Maximum number of results whose stages are tried in a V."""
 
@@ -95,6 +98,7 @@ class Finalists:
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by id
         self._waited = set[int]()  # known contenders, by id, that were tried with exposed collectives
         self._before: dict[int, Ranked] = {}  # known plans without overlaps
+        self._recomputed = set[int]()  # contenders, by id, that were tried with all blocks recomputed
         self._settled: dict[int, Ranked] = {}  # of contenders, by id
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
         self._known_in_a_v: dict[Laying, Ranked | None] = {}
@@ -142,7 +146,7 @@ class Finalists:
         if not fitting or (beaten and known is not None and not self.settles):
             raise _overfull(plans, self.maker.limits[0], self.maker.bound)
         if settle:
-            fitting = self._with_settled(ordered, fitting)
+            fitting = self._with_all_recomputed(self._with_settled(ordered, fitting))
         best, *others = fitting
         if seconds_left() >= longest and best is not known:
             turned = self._with_turns(best)
@@ -188,6 +192,32 @@ class Finalists:
         self._before[id(certified)] = before
         self._known[id(found)] = (found, certified)
         return certified
+
+    def _with_all_recomputed(self, fitting: list[Ranked]) -> list[Ranked]:
+        """The plans, fastest first. If the fastest recomputes only some of its blocks and its gap is wide, a settled
+        plan of the same configuration that recomputes all of them replaces it where that is faster. Prices of memory
+        may find no way to run a block between two that are far apart, and settling does not change how many blocks are
+        recomputed."""
+        best, *others = fitting
+        found = best.found
+        if found is None or id(found) in self._recomputed or found.outcome.bound >= best.seconds * (1 - _WIDE):
+            return fitting
+        ways = {column.recompute for rank in found.outcome.ranks for column in rank.inner}
+        pinned = self.request.pinned
+        if len(ways) == 1 or pinned.recompute is not None or pinned.pattern is not None:
+            return fitting
+        self._recomputed.add(id(found))
+        engine, c = self.engine.recomputing, found.configuration
+        with contextlib.suppress(LimitError):  # then the fastest stays
+            outcome = engine.evaluate_as(found.outcome.gathers, c, hint=(found.outcome.price, found.outcome.under))
+            if outcome.ranks:
+                other = self.maker.settled(self.maker.unsettled(engine.contender(c, outcome)))
+                faster = self.overlapping.overlapped(other)
+                if faster.seconds < best.seconds and self.maker.storable(faster):
+                    self._before[id(faster)] = other
+                    self._known[id(found)] = (found, faster)
+                    return sorted([faster, *others], key=lambda ranked: ranked.seconds)
+        return fitting
 
     def _least_step(self, found: Contender) -> Seconds:
         """A lower bound on the step time of all plans of a contender."""

@@ -8,6 +8,8 @@ from itertools import groupby
 
 import pytest
 
+import planner
+from hardware_profiles import load_profile
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
 from planner.strategy_search.decomposition.pieces import Column
@@ -172,3 +174,26 @@ def test_the_sum_of_ways_to_run_ranks_is_between_their_least_step_and_the_object
         for column in outcome.ranks[-1].inner
     ]
     assert found.sum_with((*outcome.ranks[:-1], replace(outcome.ranks[-1], inner=tuple(slower)))) > own
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_few_blocks_that_are_far_apart_in_memory_are_not_lost() -> None:
+    """Six blocks on two devices with slow links: prices of memory know ways to recompute a block that take 0.05 and
+    0.66 s, and the fastest plan has one between them."""
+    cluster = load_profile("a10g-24gb").with_devices(2)
+    slow = replace(cluster, levels=tuple(replace(one, bandwidth=one.bandwidth / 100) for one in cluster.levels))
+
+    def seconds(**pinned: object) -> float:
+        found = planner.search(
+            "llama8b+num_layers=6+lora=8",
+            slow,
+            seq_len=2048,
+            global_batch=2,
+            memory_limit=9_429_505_540,
+            simplicity=0.0,
+            **({"pinned": pinned} if pinned else {}),
+        )
+        return found.plan.prediction.step_seconds
+
+    assert seconds() <= seconds(mesh=(2,), pipeline=1, recompute="selective") * 1.001
